@@ -29,6 +29,16 @@ std::optional<int64_t> whole_number(std::string_view text) {
   return value;
 }
 
+// Whether the comma-separated `names` hold `one`.
+bool lists(std::string_view names, std::string_view one) {
+  while (!names.empty()) {
+    size_t end = std::min(names.find(','), names.size());
+    if (names.substr(0, end) == one) return true;
+    names.remove_prefix(std::min(end + 1, names.size()));
+  }
+  return false;
+}
+
 // Folders of this process's group and its parents, innermost first. `controller` "" means v2. A container
 // often sees a path that its own mount does not have: those files are absent, and the walk ends at the mount,
 // which is its limit.
@@ -42,9 +52,7 @@ std::vector<std::string> group_folders(const ReadText& read, std::string_view co
     size_t first = line.find(':'), second = line.find(':', first + 1);  // "id:controller,controller:/path"
     if (first == line.npos || second == line.npos) continue;
     std::string names(line.substr(first + 1, second - first - 1));
-    std::string padded = "," + names + ",";
-    bool mine =
-        controller.empty() ? names.empty() : padded.find("," + std::string(controller) + ",") != padded.npos;
+    bool mine = controller.empty() ? names.empty() : lists(names, controller);
     if (!mine) continue;
     std::vector<std::string> mounts;
     if (controller.empty())
