@@ -260,6 +260,17 @@ TEST(Numbers, TileScaleExamples) {  // worked by hand from the formula
   EXPECT_EQ(fp8_tile_scale(0.0f, TileScale::pow2_scale_floor), 0x1p-13f);
 }
 
+TEST(Numbers, TileQuotientIsADivision) {
+  // The fp32 quotient of the second element is exactly 5.25, a tie that goes to 5 (4A); times the rounded
+  // reciprocal of the scale it would lie above and become 5.5 (4B).
+  float x[2] = {0x1.14p+0f, 0x1.9ep-7f}, scale;
+  uint8_t codes[2];
+  fp8_tile_quantize(x, 2, TileScale::fp32, codes, &scale);
+  EXPECT_EQ(scale, 0x1.3b6db6p-9f);
+  EXPECT_EQ(codes[0], 0x7E);
+  EXPECT_EQ(codes[1], 0x4A);
+}
+
 TEST(Numbers, Int8Rows) {
   auto data = golden("int8_rows");
   auto x = data.get<float>("x"), scale = data.get<float>("scale");
