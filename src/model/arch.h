@@ -32,4 +32,12 @@ struct ArchRegistration {
   explicit ArchRegistration(const Arch& arch);
 };
 
+// Each arch/<file>.cc says WEFT_ARCH_FILE(<file>) once. The linker takes from a static library only what is asked
+// for by name, and nothing asks for a registration: cmake/arch_files.cmake asks for this symbol, for every file there.
+#define WEFT_ARCH_FILE(file)                \
+  extern "C" {                              \
+  extern const char weft_arch_file_##file;  \
+  const char weft_arch_file_##file = 0;     \
+  }
+
 }  // namespace weft

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -100,6 +101,11 @@ struct ModelConfig {
   int mtp_layers = 0;          // num_nextn_predict_layers: their tensors are skipped and counted
   std::vector<int> eos, stop;  // eos: every id of eos_token_id in config.json; stop: eos + generation_config.json
   int bos = -1, pad = -1;
+  // generation_config.json's sampling defaults, as written there.
+  std::optional<float> default_temperature, default_top_p;
+  std::optional<int> default_top_k;
+  // quantization_config's modules_to_not_convert / ignored_layers / ignore: only compared, tensors decide.
+  std::vector<std::string> unquantized_modules;
   std::vector<std::string> warnings;  // odd but harmless things met while reading, shown once
 
   int num_layers() const { return static_cast<int>(layers.size()); }

@@ -1,0 +1,53 @@
+// Runs the recorded cases of a checkpoint's golden.json and compares: logits, selected sets, experts, greedy tokens.
+//
+// Schema: golden.json has `cases`, each with name, ids, logits and optionally experts, selected {layer: tensor}, greedy,
+// hidden and bf16_activations_max_abs_diff; the names are tensors of golden.safetensors. experts are [tokens, layers, k]
+// or [layers, tokens, k]; selected are [tokens, width], ascending, -1 padded.
+//
+// Bounds. f32 operands (portable, avx2): five times the recorded f32-against-double difference (3e-4 where none is
+// recorded), every choice equal. bf16 operands (avx512, amx): a flipped choice moves a row by O(1), so free-running only
+// the cases made for it (bf16_activations_max_abs_diff: twice that, choices equal); cases that record all their choices
+// run with them forced, mean error at most twice the recorded mean and 99 % of rows within the recorded maximum.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "kernels/kernels.h"
+
+namespace weft {
+
+struct VerifyOptions {
+  std::string isa;
+  int threads = 1;
+  std::vector<int> chunks = {0};  // tokens per step, 0 = whole prompt
+  std::vector<std::string> cases;  // names; empty = all
+  const KernelTable* kernels = nullptr;  // overrides isa (tests: the tile model)
+};
+
+struct VerifyRow {
+  std::string name;
+  int tokens = 0, chunk = 0;
+  std::string mode;        // "free", "forced", "skipped: why"
+  double error = 0, mean_error = 0, bound = 0;
+  double row_quantile = 0;  // 99 % of rows have a largest error of at most this
+  std::string error_kind;  // what `bound` bounds: "max" or "mean"
+  int sets_wrong = -1, experts_wrong = -1, greedy_wrong = -1;  // rows; -1 = not recorded or not compared
+  bool pass = false;
+  bool skipped = false;
+};
+
+struct VerifyReport {
+  std::string directory, isa, family;
+  int threads = 1;
+  std::vector<VerifyRow> rows;
+  bool pass() const;
+  int checked() const;
+};
+
+// error: a directory without golden files, or whose golden.json names tensors that are not there.
+VerifyReport verify(const std::string& directory, const VerifyOptions& options);
+
+}  // namespace weft

@@ -1,0 +1,117 @@
+#include "kernels/work.h"
+
+#include <algorithm>
+
+namespace weft {
+namespace {
+
+double weight_bytes(const PackedWeight& w) { return static_cast<double>(w.code_bytes() + w.scale_bytes()); }
+
+// Rows of f32 or operand values read and written once, `f` flops per value.
+Cost rows_cost(int rows, double values, double f) { return {rows * values * 4, rows * values * f}; }
+
+// Keys all rows of the step see, and the rows of the caches they cover.
+struct Seen {
+  double pairs = 0, keys = 0;
+};
+Seen seen_keys(const StepHeader& step, int limit) {
+  Seen seen;
+  for (int i = 0; i < step.spans; ++i) {
+    const Span& span = step.span[i];
+    for (int r = 0; r < span.length; ++r) seen.pairs += std::min(limit, span.position + r + 1);
+    seen.keys += std::min<double>(static_cast<double>(limit) * span.length, span.position + span.length);
+  }
+  return seen;
+}
+
+constexpr int kNoLimit = 1 << 30;
+
+}  // namespace
+
+int row_count(Rows rows, const StepHeader& step) { return rows == Rows::tokens ? step.tokens : step.logit_rows; }
+
+Cost cost(const EmbedArgs& a, const StepHeader& s) { return rows_cost(s.tokens, a.width * (a.copies + 0.5), 0); }
+Cost cost(const NormArgs& a, const StepHeader& s) { return rows_cost(row_count(a.rows, s), 2.0 * a.width, 2); }
+Cost cost(const GemmArgs& a, const StepHeader& s) {
+  const double rows = row_count(a.rows, s), n = static_cast<double>(a.w.n) * a.groups;
+  return {weight_bytes(a.w) * a.groups + rows * (static_cast<double>(a.w.k) * a.groups + n) * 4, 2 * rows * n * a.w.k};
+}
+Cost cost(const KdaArgs& a, const StepHeader& s) {
+  const double heads = static_cast<double>(a.heads), kv = static_cast<double>(a.key_dim) * a.value_dim;
+  const double row = 3.0 * a.key_dim + 3.0 * a.value_dim;
+  return {heads * (s.spans * kv * 8 + s.tokens * row * 4),
+          heads * s.tokens * (6 * kv + 2.0 * kKdaChunk * (2 * a.key_dim + 2 * a.value_dim))};
+}
+Cost cost(const RopeTableArgs& a, const StepHeader& s) { return rows_cost(s.tokens, 2.0 * a.pairs, 40); }
+Cost cost(const RopeArgs& a, const StepHeader& s) { return rows_cost(s.tokens, 2.0 * a.heads * a.dims, 2); }
+Cost cost(const LatentArgs& a, const StepHeader& s) { return rows_cost(s.tokens, 2.0 * (a.latent + a.rope), 2); }
+Cost cost(const IndexKeyArgs& a, const StepHeader& s) { return rows_cost(s.tokens, 2.0 * a.dim, 4); }
+Cost cost(const IndexArgs& a, const StepHeader& s) {
+  const Seen seen = seen_keys(s, kNoLimit);
+  double scored = 0;  // rows that see no more than top-k are not scored
+  for (int t = 0; t < s.tokens; ++t)
+    if (s.position[t] + 1 > a.topk) scored += s.position[t] + 1;
+  return {scored > 0 ? seen.keys / a.pool * a.dim * 2 : 0, 2 * scored / a.pool * a.heads * a.dim};
+}
+Cost cost(const AttentionArgs& a, const StepHeader& s) {
+  const Seen seen = seen_keys(s, a.list ? a.width : kNoLimit);
+  return {seen.keys * a.row_elements * 2, 2 * seen.pairs * a.heads * (2.0 * a.latent + a.rope)};
+}
+Cost cost(const MixArgs& a, const StepHeader& s) {
+  return rows_cost(row_count(a.rows, s), (a.sources + 1.0) * a.width, 3);
+}
+Cost cost(const HcPreArgs& a, const StepHeader& s) { return rows_cost(s.tokens, (a.streams + 1.0) * a.width, 2); }
+Cost cost(const HcPostArgs& a, const StepHeader& s) { return rows_cost(s.tokens, (2.0 * a.streams + 1) * a.width, 4); }
+Cost cost(const HcEndArgs& a, const StepHeader& s) {
+  return rows_cost(row_count(a.rows, s), (a.streams + 1.0) * a.width, 1);
+}
+Cost cost(const RouteArgs& a, const StepHeader& s) { return rows_cost(s.tokens, a.experts, 8.0 + a.top_k); }
+Cost cost(const ExpertSortArgs& a, const StepHeader& s) { return rows_cost(1, 4.0 * s.tokens * a.top_k + a.experts, 1); }
+Cost cost(const ExpertUpArgs& a, const StepHeader& s) {
+  const double rows = static_cast<double>(s.tokens) * a.top_k;
+  return {weight_bytes(a.w) * std::min<double>(a.experts, rows) + rows * (a.w.k + a.intermediate) * 2,
+          2 * rows * a.w.n * a.w.k};
+}
+Cost cost(const ExpertDownArgs& a, const StepHeader& s) {
+  const double rows = static_cast<double>(s.tokens) * a.top_k;
+  return {weight_bytes(a.w) * std::min<double>(a.experts, rows) + rows * (a.w.k * 2 + a.width * 4),
+          2 * rows * a.w.n * a.w.k};
+}
+Cost cost(const CombineArgs& a, const StepHeader& s) { return rows_cost(s.tokens, (a.top_k + 1.0) * a.width, 2); }
+Cost cost(const CopyArgs& a, const StepHeader& s) { return rows_cost(row_count(a.rows, s), 2.0 * a.width, 0); }
+
+int units(const EmbedArgs&, const StepHeader& s) { return s.tokens; }
+int units(const NormArgs& a, const StepHeader& s) { return row_count(a.rows, s); }
+int units(const GemmArgs& a, const StepHeader& s) {
+  return row_count(a.rows, s) ? a.groups * ((a.w.panels() + 1) / 2) : 0;
+}
+int units(const KdaArgs& a, const StepHeader& s) { return s.spans * a.heads; }
+int units(const RopeTableArgs&, const StepHeader& s) { return s.tokens; }
+int units(const RopeArgs&, const StepHeader& s) { return s.tokens; }
+int units(const LatentArgs&, const StepHeader& s) { return s.tokens; }
+int units(const IndexKeyArgs& a, const StepHeader& s) { return a.pool == 1 ? s.tokens : s.spans; }
+int units(const IndexArgs&, const StepHeader& s) { return s.tokens; }
+int units(const AttentionArgs& a, const StepHeader& s) { return s.tokens * ((a.heads + 31) / 32); }
+int units(const MixArgs& a, const StepHeader& s) { return row_count(a.rows, s); }
+int units(const HcPreArgs&, const StepHeader& s) { return s.tokens; }
+int units(const HcPostArgs&, const StepHeader& s) { return s.tokens; }
+int units(const HcEndArgs& a, const StepHeader& s) { return row_count(a.rows, s); }
+int units(const RouteArgs&, const StepHeader& s) { return s.tokens; }
+int units(const ExpertSortArgs&, const StepHeader& s) { return s.tokens ? 1 : 0; }
+int units(const ExpertUpArgs& a, const StepHeader& s) {
+  return std::min(a.experts, s.tokens * a.top_k) * ((a.w.panels() + 1) / 2);
+}
+int units(const ExpertDownArgs& a, const StepHeader& s) {
+  return std::min(a.experts, s.tokens * a.top_k) * ((a.w.panels() + 1) / 2);
+}
+int units(const CombineArgs&, const StepHeader& s) { return s.tokens; }
+int units(const CopyArgs& a, const StepHeader& s) { return row_count(a.rows, s); }
+
+int task_count(int units, const Cost& cost, int threads) {
+  if (threads == 1) return std::min(units, 1);
+  // About 2 us of one slow core per task; a fork and join is 0.4 us, and finer cuts only help balance.
+  const double tasks = std::max(cost.bytes / 20e3, cost.flops / 100e3);
+  return std::min(units, std::clamp(static_cast<int>(std::min(tasks, 1e6)), 1, 8 * threads));
+}
+
+}  // namespace weft

@@ -1,0 +1,61 @@
+// How much work a kernel is, and into how many tasks it is cut. Used by the executor, by bench and by `weft plan`.
+// bytes: what must move from or to memory once; flops: multiply and add counted apart.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace weft {
+
+struct Cost {
+  double bytes = 0, flops = 0;
+};
+
+int row_count(Rows rows, const StepHeader& step);
+
+Cost cost(const EmbedArgs&, const StepHeader&);
+Cost cost(const NormArgs&, const StepHeader&);
+Cost cost(const GemmArgs&, const StepHeader&);
+Cost cost(const KdaArgs&, const StepHeader&);
+Cost cost(const RopeTableArgs&, const StepHeader&);
+Cost cost(const RopeArgs&, const StepHeader&);
+Cost cost(const LatentArgs&, const StepHeader&);
+Cost cost(const IndexKeyArgs&, const StepHeader&);
+Cost cost(const IndexArgs&, const StepHeader&);
+Cost cost(const AttentionArgs&, const StepHeader&);
+Cost cost(const MixArgs&, const StepHeader&);
+Cost cost(const HcPreArgs&, const StepHeader&);
+Cost cost(const HcPostArgs&, const StepHeader&);
+Cost cost(const HcEndArgs&, const StepHeader&);
+Cost cost(const RouteArgs&, const StepHeader&);
+Cost cost(const ExpertSortArgs&, const StepHeader&);
+Cost cost(const ExpertUpArgs&, const StepHeader&);
+Cost cost(const ExpertDownArgs&, const StepHeader&);
+Cost cost(const CombineArgs&, const StepHeader&);
+Cost cost(const CopyArgs&, const StepHeader&);
+
+// The finest cut a kernel allows in this step: rows, panel pairs, (span, head) pairs. 0: nothing to do.
+int units(const EmbedArgs&, const StepHeader&);
+int units(const NormArgs&, const StepHeader&);
+int units(const GemmArgs&, const StepHeader&);
+int units(const KdaArgs&, const StepHeader&);
+int units(const RopeTableArgs&, const StepHeader&);
+int units(const RopeArgs&, const StepHeader&);
+int units(const LatentArgs&, const StepHeader&);
+int units(const IndexKeyArgs&, const StepHeader&);
+int units(const IndexArgs&, const StepHeader&);
+int units(const AttentionArgs&, const StepHeader&);
+int units(const MixArgs&, const StepHeader&);
+int units(const HcPreArgs&, const StepHeader&);
+int units(const HcPostArgs&, const StepHeader&);
+int units(const HcEndArgs&, const StepHeader&);
+int units(const RouteArgs&, const StepHeader&);
+int units(const ExpertSortArgs&, const StepHeader&);
+int units(const ExpertUpArgs&, const StepHeader&);
+int units(const ExpertDownArgs&, const StepHeader&);
+int units(const CombineArgs&, const StepHeader&);
+int units(const CopyArgs&, const StepHeader&);
+
+// Tasks for `threads` threads: enough to balance, none shorter than about a fork and join.
+int task_count(int units, const Cost& cost, int threads);
+
+}  // namespace weft

@@ -1,0 +1,88 @@
+#include "model/model.h"
+
+#include <algorithm>
+#include <climits>
+
+namespace weft {
+namespace {
+
+Json read_config(const Checkpoint& checkpoint) { return parse_json_file(checkpoint.config_path()); }
+
+}  // namespace
+
+Model::Model(const std::string& path, const KernelTable& kernels, const BuildOptions& options) : checkpoint_(path) {
+  const Json json = read_config(checkpoint_);
+  arch_ = &find_arch(json, checkpoint_.config_path(), &checkpoint_);
+  config_ = arch_->read(json, checkpoint_.config_path(), &checkpoint_);
+  builder_ = std::make_unique<Builder>(kernels, config_, checkpoint_, options);
+  arch_->build(*builder_, config_);
+  builder_->graph.plan();
+  nonfinite_.resize(builder_->row_capacity(Rows::tokens));
+}
+
+CacheShape Model::cache_shape() const {
+  const CacheLayout& layout = builder_->caches;
+  return {layout.slab_bytes, layout.slot_bytes, layout.slot_bytes == 0};
+}
+
+MemoryPlan Model::memory(const CacheLimits& limits, int threads) const {
+  const CacheLayout& layout = builder_->caches;
+  MemoryPlan plan;
+  plan.weights = builder_->weights.bytes();
+  plan.latent = layout.latent_bytes * limits.pages;
+  plan.index = layout.index_bytes * limits.pages;
+  plan.state = layout.slot_bytes * (limits.sequences + limits.checkpoints);
+  plan.scratch = builder_->graph.arena_bytes() + kScratchBytes * threads +
+                 static_cast<size_t>(builder_->row_capacity(Rows::logits)) * builder_->logits_ld * sizeof(float);
+  return plan;
+}
+
+void Model::load(Team& team, const std::function<void(const LoadProgress&)>& progress) {
+  builder_->weights.load(checkpoint_, builder_->graph, team, progress);
+}
+
+void Model::bind(Caches& caches, Team& team) {
+  Graph& graph = builder_->graph;
+  const CacheLayout& layout = builder_->caches;
+  for (size_t i = 0; i < layout.slabs.size(); ++i)
+    graph.bind(layout.slabs[i], caches.paged().slab(static_cast<int>(i)));
+  for (const auto& [slot, offset] : layout.states) graph.bind(slot, caches.states().base() + offset);
+  logits_ = Buffer(static_cast<size_t>(builder_->row_capacity(Rows::logits)) * builder_->logits_ld * sizeof(float));
+  graph.bind(builder_->logits, logits_.data());
+  for (const auto& [name, buffer] : builder_->traces) {
+    Buffer& memory = traces_[name];
+    memory = Buffer(static_cast<size_t>(builder_->row_capacity(buffer.rows)) * buffer.width * sizeof(float) + 64);
+    graph.bind(buffer.slot, memory.data());
+  }
+  arena_ = Buffer(graph.arena_bytes() + 4096);
+  graph.patch(arena_.as<std::byte>());
+  state_stride_ = caches.states().stride();
+  executor_ = std::make_unique<Executor>(team);
+}
+
+void Model::run(StepHeader step) {
+  WEFT_CHECK(step.tokens <= builder_->options.max_tokens && step.logit_rows <= builder_->options.max_logits,
+             "{} tokens, {} logit rows", step.tokens, step.logit_rows);
+  std::fill_n(nonfinite_.begin(), step.tokens, INT_MAX);
+  step.nonfinite = nonfinite_.data();
+  step.state_stride = state_stride_;
+  executor_->run(builder_->graph, step);
+}
+
+std::string Model::first_nonfinite(int token) const {
+  const int site = nonfinite_[token];
+  if (site == INT_MAX) return "";
+  if (site == 0) return "the embedding";
+  // A norm sees what the sub-layer before it left.
+  const int before = site - 1;
+  return fmt::format("layer {}, {}", before / 2, before % 2 ? "feed-forward" : "attention");
+}
+
+const float* Model::trace(const std::string& name) const {
+  const auto it = traces_.find(name);
+  WEFT_CHECK(it != traces_.end(), "{}", name);
+  return it->second.as<float>();
+}
+int Model::trace_width(const std::string& name) const { return builder_->traces.at(name).width; }
+
+}  // namespace weft

@@ -1,0 +1,36 @@
+// From stored tensors to the packed layout of kernels/packed.h, one panel of 16 output columns at a time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/packed.h"
+#include "model/checkpoint.h"
+
+namespace weft {
+
+// A stored weight matrix [rows, columns] with its scales, if it has any.
+struct StoredMatrix {
+  const TensorInfo* values = nullptr;  // BF16, F16, F32, F8_E4M3 [rows, columns]; MXFP4: U8 [rows, columns / 2]
+  const TensorInfo* scales = nullptr;  // F8: F32 [ceil(rows/128), ceil(columns/128)]; MXFP4: U8 [rows, columns / 32]
+  int64_t rows = 0, columns = 0;
+  bool mxfp4 = false;
+};
+
+// BF16 stays, F8_E4M3 and MXFP4 stay, F16 and F32 become f32 (both exactly).
+WeightFormat packed_format(const StoredMatrix& m);
+
+// Rows [first, first + 16) of `m` as one panel; rows at or beyond m.rows are zero. The panel's k is m.columns.
+// error: a scale that is NaN or out of range, naming the tensor.
+void pack_rows(const StoredMatrix& m, int64_t first, std::byte* codes, std::byte* scales);
+
+// Dequantised f32 values of columns [first, first + count) of one row.
+void read_row(const StoredMatrix& m, int64_t row, int64_t first, int64_t count, float* out);
+
+// A panel given as f32 rows: value (column c, k) at rows[c * k_count + k]. format: bf16 (values must be bf16) or f32.
+void pack_values(WeightFormat format, const float* rows, int columns, int k_count, std::byte* codes);
+
+// Any BF16 / F16 / F32 tensor as f32.
+void read_f32(const TensorInfo& tensor, size_t first, size_t count, float* out);
+
+}  // namespace weft

@@ -1,0 +1,134 @@
+// isa: name=avx512 rank=2 flags=-O3,-mavx512f,-mavx512bw,-mavx512dq,-mavx512vl,-mavx512cd,-mavx512bf16,-mavx512vnni,-mavx512vbmi,-mavx2,-mfma,-mf16c needs=avx512
+//
+// One register is one V; bf16 pairs multiply with vdpbf16ps. Zen 4, Zen 5, Sapphire Rapids and later.
+
+#define WEFT_BF16_PRODUCT 1
+struct bf16 {
+  uint16_t bits;
+};
+using op_t = bf16;
+static constexpr bool kBf16Operands = true;
+// 16 accumulators: 12 x 2, 16 x 1 and more rows lost 5-15 % on Zen 4.
+static constexpr int kBlockRows = 8, kBlockPanels = 2;
+
+using V = __m512;
+struct M {
+  __mmask16 m;
+};
+
+static inline V zero() { return _mm512_setzero_ps(); }
+static inline V set1(float x) { return _mm512_set1_ps(x); }
+static inline V load(const float* p) { return _mm512_loadu_ps(p); }
+static inline void store(float* p, V x) { _mm512_storeu_ps(p, x); }
+static inline M first_n(int n) {
+  return {static_cast<__mmask16>(n >= 16 ? 0xffff : n <= 0 ? 0 : (1u << n) - 1)};
+}
+static inline V load_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first_n(n).m, p); }
+static inline void store_n(float* p, V x, int n) { _mm512_mask_storeu_ps(p, first_n(n).m, x); }
+static inline V fma(V x, V y, V z) { return _mm512_fmadd_ps(x, y, z); }
+static inline V max(V x, V y) { return _mm512_max_ps(x, y); }
+static inline V min(V x, V y) { return _mm512_min_ps(x, y); }
+static inline V sqrt(V x) { return _mm512_sqrt_ps(x); }
+static inline V round(V x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+static inline M less(V x, V y) { return {_mm512_cmp_ps_mask(x, y, _CMP_LT_OQ)}; }
+static inline V select(M m, V x, V y) { return _mm512_mask_blend_ps(m.m, y, x); }
+static inline uint32_t bits(M m) { return m.m; }
+static inline V scale2(V p, V n) { return _mm512_scalef_ps(p, n); }
+static inline float hsum(V x) {
+  const __m256 s = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  __m128 t = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  t = _mm_add_ps(t, _mm_movehl_ps(t, t));
+  return _mm_cvtss_f32(_mm_add_ss(t, _mm_shuffle_ps(t, t, 1)));
+}
+static inline float hmax(V x) { return _mm512_reduce_max_ps(x); }
+
+static inline float widen(bf16 x) {
+  const uint32_t b = static_cast<uint32_t>(x.bits) << 16;
+  float f;
+  __builtin_memcpy(&f, &b, 4);
+  return f;
+}
+static inline __m512i raw(const void* p) { return _mm512_loadu_si512(p); }
+static inline V load(const bf16* p) {
+  return _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+}
+static inline V load_n(const bf16* p, int n) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_n(n).m, p)), 16));
+}
+static inline void store(bf16* p, V x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
+}
+static inline void store_n(bf16* p, V x, int n) {
+  _mm256_mask_storeu_epi16(p, first_n(n).m, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
+}
+static inline V even(const bf16* line) { return _mm512_castsi512_ps(_mm512_slli_epi32(raw(line), 16)); }
+static inline V odd(const bf16* line) {
+  return _mm512_castsi512_ps(_mm512_and_si512(raw(line), _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+}
+// acc[c] += a[0] line[c][0] + a[1] line[c][1]
+using Line = __m512i;
+static inline Line load_line(const bf16* p) { return raw(p); }
+static inline V dot_pair(V acc, const bf16* a, Line line) {
+  int pair;
+  __builtin_memcpy(&pair, a, 4);
+  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair)), reinterpret_cast<__m512bh>(line));
+}
+// 16 columns of two rows side by side: one line of a panel whose k runs along rows
+static inline void interleave(bf16* line, const bf16* row0, const bf16* row1) {
+  const __m512i x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row0)));
+  const __m512i y = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row1)));
+  _mm512_storeu_si512(line, _mm512_or_si512(x, _mm512_slli_epi32(y, 16)));
+}
+
+static inline void expand_e4m3(bf16* dst, const uint8_t* line) {
+  const __m512i h0 = raw(kE4m3Split.high), h1 = raw(kE4m3Split.high + 64);
+  const __m512i l0 = raw(kE4m3Split.low), l1 = raw(kE4m3Split.low + 64);
+  const __m512i code = raw(line), byte = _mm512_set1_epi16(0x00ff), sign = _mm512_set1_epi16(-0x8000);
+  const __m512i high = _mm512_permutex2var_epi8(h0, code, h1);  // bit 7 of the code is ignored: tables hold +x
+  const __m512i low = _mm512_permutex2var_epi8(l0, code, l1);
+  // first line: low bytes of each lane; second: high bytes
+  const __m512i a = _mm512_or_si512(_mm512_slli_epi16(high, 8), _mm512_and_si512(low, byte));
+  const __m512i b = _mm512_or_si512(_mm512_andnot_si512(byte, high), _mm512_srli_epi16(low, 8));
+  _mm512_storeu_si512(dst, _mm512_ternarylogic_epi64(a, _mm512_slli_epi16(code, 8), sign, 0xf8));  // a | (code & sign)
+  _mm512_storeu_si512(dst + 32, _mm512_ternarylogic_epi64(b, code, sign, 0xf8));
+}
+static inline void expand_mxfp4(bf16* dst, const uint8_t* line, const uint8_t* e8m0) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kE2m1Bf16));
+  const __m512i table = _mm512_inserti64x4(_mm512_castsi256_si512(half), half, 1);  // 16 entries twice: bit 4 is free
+  const __m512i codes = raw(line), body = _mm512_set1_epi16(0x7fff);
+  const __m512i e = _mm512_slli_epi32(
+      _mm512_sub_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(e8m0))),
+                       _mm512_set1_epi32(127)),
+      7);
+  const __m512i add = _mm512_or_si512(_mm512_and_si512(e, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(e, 16));
+  const __m512i part[4] = {codes, _mm512_srli_epi16(codes, 4), _mm512_srli_epi16(codes, 8),
+                           _mm512_srli_epi16(codes, 12)};
+  for (int i = 0; i < 4; ++i) {
+    const __m512i v = _mm512_permutexvar_epi16(part[i], table);
+    _mm512_storeu_si512(dst + 32 * i, _mm512_mask_add_epi16(v, _mm512_test_epi16_mask(v, body), v, add));
+  }
+}
+static inline void transpose16(uint32_t* dst, const uint32_t* const* row) {
+  __m512i r[16], a[16], b[16];
+  for (int i = 0; i < 16; ++i) r[i] = raw(row[i]);
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    a[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+    b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+    b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+    b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+  }
+  // b[4 i + j], 128-bit lane l: column 4 l + j of rows 4 i .. 4 i + 3
+  for (int j = 0; j < 4; ++j) {
+    const __m512i c0 = _mm512_shuffle_i32x4(b[j], b[4 + j], 0x88), c1 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0x88);
+    const __m512i d0 = _mm512_shuffle_i32x4(b[j], b[4 + j], 0xdd), d1 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0xdd);
+    _mm512_storeu_si512(dst + 16 * j, _mm512_shuffle_i32x4(c0, c1, 0x88));
+    _mm512_storeu_si512(dst + 16 * (4 + j), _mm512_shuffle_i32x4(d0, d1, 0x88));
+    _mm512_storeu_si512(dst + 16 * (8 + j), _mm512_shuffle_i32x4(c0, c1, 0xdd));
+    _mm512_storeu_si512(dst + 16 * (12 + j), _mm512_shuffle_i32x4(d0, d1, 0xdd));
+  }
+}

@@ -1,0 +1,99 @@
+// isa: name=portable rank=0 flags=-O3 needs=
+//
+// The vocabulary of an ISA, in plain C++: this file is also the specification of the others. V is always 16 f32 lanes,
+// so that tiles, panels and reduction trees have one shape everywhere.
+// max(a, b) and min(a, b) return b when either is NaN: put the value that may be NaN second.
+
+struct bf16 {
+  uint16_t bits;
+};
+using op_t = float;  // operand type of the matrix product
+static constexpr bool kBf16Operands = false;
+static constexpr int kBlockRows = 2, kBlockPanels = 1;  // register block of mma: 2 x 16 lanes = 8 SSE registers
+
+struct V {
+  float v[16];
+};
+struct M {
+  uint16_t bits;
+};
+
+#define EACH for (int i = 0; i < 16; ++i)
+static inline V zero() { return V{}; }
+static inline V set1(float x) { V r; EACH r.v[i] = x; return r; }
+static inline V load(const float* p) { V r; __builtin_memcpy(&r, p, 64); return r; }
+static inline void store(float* p, V a) { __builtin_memcpy(p, &a, 64); }
+static inline V load_n(const float* p, int n) { V r; EACH r.v[i] = i < n ? p[i] : 0.f; return r; }
+static inline void store_n(float* p, V a, int n) { for (int i = 0; i < 16 && i < n; ++i) p[i] = a.v[i]; }
+static inline V operator+(V a, V b) { EACH a.v[i] += b.v[i]; return a; }
+static inline V operator-(V a, V b) { EACH a.v[i] -= b.v[i]; return a; }
+static inline V operator*(V a, V b) { EACH a.v[i] *= b.v[i]; return a; }
+static inline V operator/(V a, V b) { EACH a.v[i] /= b.v[i]; return a; }
+static inline V fma(V a, V b, V c) { EACH c.v[i] += a.v[i] * b.v[i]; return c; }
+static inline V max(V a, V b) { EACH b.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return b; }
+static inline V min(V a, V b) { EACH b.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return b; }
+static inline V sqrt(V a) { EACH a.v[i] = __builtin_sqrtf(a.v[i]); return a; }
+static inline V round(V a) {  // to nearest even, |a| < 2^22
+  EACH a.v[i] = (a.v[i] + 12582912.f) - 12582912.f;
+  return a;
+}
+static inline M less(V a, V b) { M m{0}; EACH m.bits |= static_cast<uint16_t>((a.v[i] < b.v[i]) << i); return m; }
+static inline M first_n(int n) { return M{static_cast<uint16_t>(n >= 16 ? 0xffff : n <= 0 ? 0 : (1 << n) - 1)}; }
+static inline V select(M m, V a, V b) { EACH b.v[i] = (m.bits >> i & 1) ? a.v[i] : b.v[i]; return b; }
+static inline uint32_t bits(M m) { return m.bits; }
+static inline V exponent(V n) {  // 2^n for integral n in [-126, 127]
+  V r;
+  EACH {
+    const int32_t b = (static_cast<int32_t>(n.v[i]) + 127) << 23;
+    __builtin_memcpy(&r.v[i], &b, 4);
+  }
+  return r;
+}
+static inline V scale2(V p, V n) {  // p 2^n, n in [-252, 254]: two factors, so that no exponent field overflows
+  const V half = round(n * set1(0.5f));
+  return p * exponent(half) * exponent(n - half);
+}
+// The same tree on every ISA: lanes i and i+8, then 4, 2, 1.
+static inline float hsum(V a) {
+  for (int w = 8; w > 0; w /= 2)
+    for (int i = 0; i < w; ++i) a.v[i] += a.v[i + w];
+  return a.v[0];
+}
+static inline float hmax(V a) {
+  for (int w = 8; w > 0; w /= 2)
+    for (int i = 0; i < w; ++i) a.v[i] = a.v[i] > a.v[i + w] ? a.v[i] : a.v[i + w];
+  return a.v[0];
+}
+static inline float widen(bf16 x) {
+  const uint32_t b = static_cast<uint32_t>(x.bits) << 16;
+  float f;
+  __builtin_memcpy(&f, &b, 4);
+  return f;
+}
+static inline V load(const bf16* p) { V r; EACH r.v[i] = widen(p[i]); return r; }
+static inline V even(const bf16* line) { V r; EACH r.v[i] = widen(line[2 * i]); return r; }
+static inline V odd(const bf16* line) { V r; EACH r.v[i] = widen(line[2 * i + 1]); return r; }
+
+// Expands one 64-byte line of codes (packed.h) to two (e4m3) or four (mxfp4) bf16 lines.
+static inline void expand_e4m3(bf16* dst, const uint8_t* line) {
+  for (int j = 0; j < 32; ++j) {
+    dst[j].bits = kE4m3Bf16.bits[line[2 * j]];
+    dst[32 + j].bits = kE4m3Bf16.bits[line[2 * j + 1]];
+  }
+}
+static inline void expand_mxfp4(bf16* dst, const uint8_t* line, const uint8_t* e8m0) {
+  for (int j = 0; j < 32; ++j) {
+    const int codes = line[2 * j] | line[2 * j + 1] << 8;
+    const int exponent = (e8m0[j / 2] - 127) * 128;
+    for (int i = 0; i < 4; ++i) {
+      const uint16_t b = kE2m1Bf16[codes >> (4 * i) & 15];
+      dst[32 * i + j].bits = static_cast<uint16_t>((b & 0x7fff) ? b + exponent : b);
+    }
+  }
+}
+// dst[c] = row[c'] of 16 rows of 16 dwords, transposed
+static inline void transpose16(uint32_t* dst, const uint32_t* const* row) {
+  for (int c = 0; c < 16; ++c)
+    for (int r = 0; r < 16; ++r) dst[c * 16 + r] = row[r][c];
+}
+#undef EACH

@@ -1,0 +1,109 @@
+// Row and tile operations shared by the kernels, destination first.
+
+static inline int min_int(int a, int b) { return a < b ? a : b; }
+static inline int max_int(int a, int b) { return a > b ? a : b; }
+
+// Part [first, last) of `total` units for a task.
+struct Slice {
+  int first, last;
+};
+static inline Slice slice(int total, const Call& call) {
+  return {static_cast<int>(static_cast<int64_t>(total) * call.task / call.tasks),
+          static_cast<int>(static_cast<int64_t>(total) * (call.task + 1) / call.tasks)};
+}
+
+// A bump allocator over the thread's scratch; 64-byte aligned pieces.
+struct Scratch {
+  std::byte* next;
+  template <class T>
+  T* take(size_t count) {
+    std::byte* p = next;
+    next += (count * sizeof(T) + 63) & ~size_t{63};
+    return reinterpret_cast<T*>(p);
+  }
+};
+
+template <class T>
+static inline void clear(T* p, int from, int to) {
+  for (int i = from; i < to; ++i) p[i] = T{};
+}
+
+// Sum of squares: four chains, one order for every caller.
+static inline float sum_squares(const float* x, int n) {
+  V s0 = zero(), s1 = zero(), s2 = zero(), s3 = zero();
+  int i = 0;
+  for (; i + 64 <= n; i += 64) {
+    const V a = load(x + i), b = load(x + i + 16), c = load(x + i + 32), d = load(x + i + 48);
+    s0 = fma(a, a, s0);
+    s1 = fma(b, b, s1);
+    s2 = fma(c, c, s2);
+    s3 = fma(d, d, s3);
+  }
+  for (; i < n; i += 16) {
+    const V a = load_n(x + i, n - i);
+    s0 = fma(a, a, s0);
+  }
+  return hsum((s0 + s1) + (s2 + s3));
+}
+static inline float dot(const float* x, const float* y, int n) {
+  V s0 = zero(), s1 = zero();
+  int i = 0;
+  for (; i + 32 <= n; i += 32) {
+    s0 = fma(load(x + i), load(y + i), s0);
+    s1 = fma(load(x + i + 16), load(y + i + 16), s1);
+  }
+  for (; i < n; i += 16) s0 = fma(load_n(x + i, n - i), load_n(y + i, n - i), s0);
+  return hsum(s0 + s1);
+}
+static inline float rsqrt(float x) { return 1.f / __builtin_sqrtf(x); }
+static inline bool finite(float x) { return x - x == 0.f; }
+
+static inline void see_nonfinite(const StepHeader& step, int token, int site, float value) {
+  if (!finite(value) && step.nonfinite && step.nonfinite[token] > site) step.nonfinite[token] = site;
+}
+
+// Writes a row as f32 and as operand, each where wanted; the operand row is cleared to the next multiple of 32.
+static inline void store_row(float* out_f32, op_t* out_op, const float* x, const float* weight, float factor, int n) {
+  for (int i = 0; i < n; i += 16) {
+    const int left = n - i;
+    const V y = load_n(x + i, left) * set1(factor) * load_n(weight + i, left);
+    if (out_f32) store_n(out_f32 + i, y, left);
+    if (out_op) store_n(out_op + i, y, left);
+  }
+  if (out_op) clear(out_op, n, round_up(n, kStep));
+}
+
+// A panel of 16 keys whose k runs along `width` (a multiple of 32) elements of their rows.
+static inline void pack_keys(op_t* panel, const op_t* const* row, int width) {
+  constexpr int kPerDword = 4 / static_cast<int>(sizeof(op_t));
+  const uint32_t* at[16];
+  for (int e = 0; e < width; e += 16 * kPerDword) {
+    for (int r = 0; r < 16; ++r) at[r] = reinterpret_cast<const uint32_t*>(row[r] + e);
+    transpose16(reinterpret_cast<uint32_t*>(panel + e * kPanel), at);
+  }
+}
+
+// Product with rows as values: C [m, 16 np] += P [m, keys] R, R gathered rows [keys, ld] of operand type. `lines` is
+// room for np panels of `keys` on ISAs whose product wants pairs.
+template <class Op>
+static inline void mma_values(float* c, int ldc, const Op* p, int ldp, const Op* rows, int ld, Op* lines, int m, int np,
+                              int keys) {
+  if constexpr (sizeof(Op) == 4) {
+    mma(c, ldc, p, ldp, rows, kPanel, ld, m, np, keys, true);
+  } else {
+    const size_t panel = static_cast<size_t>(keys) * kPanel;
+    for (int i = 0; i < np; ++i)
+      for (int k = 0; k < keys; k += 2)
+        interleave(lines + panel * i + k * kPanel, rows + static_cast<size_t>(k) * ld + kPanel * i,
+                   rows + static_cast<size_t>(k + 1) * ld + kPanel * i);
+    mma(c, ldc, p, ldp, lines, panel, m, np, keys, true);
+  }
+}
+
+// Product with keys in panels of `width` k: C [m, 16 np] = Q [m, width] K^T.
+template <class Op>
+static inline void mma_keys(float* c, int ldc, const Op* q, int ldq, const Op* panels, int m, int np, int width) {
+  const size_t panel = static_cast<size_t>(width) * kPanel;
+  if constexpr (sizeof(Op) == 4) mma(c, ldc, q, ldq, panels, panel, kPanel, m, np, width, false);
+  else mma(c, ldc, q, ldq, panels, panel, m, np, width, false);
+}
