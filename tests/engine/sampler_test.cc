@@ -264,6 +264,8 @@ TEST(Sampler, ForgetsAHistoryWithItsCall) {
   EXPECT_EQ(sampler.sample(params, row, {tokens, 0}).token, 0);
   EXPECT_EQ(sampler.sample(params, row, {{}, 0}).token, 1);
   EXPECT_EQ(sampler.sample(params, row, {tokens, 0}).token, 0);
+  for (int i = 0; i < 2; ++i)
+    EXPECT_EQ(sampler.sample({.temperature = 0, .repetition_penalty = 3}, row, {tokens, 0}).token, 0);
 }
 
 TEST(Sampler, LogprobsAreTheModelsOwn) {

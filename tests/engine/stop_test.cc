@@ -55,6 +55,8 @@ TEST(Stop, HoldsBackOnlyWhatMayStillMatch) {
   // After "aab" the tail "ab" is the beginning of a stop string, the first "a" is not.
   EXPECT_EQ(feed({"abc"}, {"a", "a", "b", "x"}).shown, (Strings{"", "a", "", "abx", ""}));
   EXPECT_EQ(feed({"abab!"}, {"ababab", "!"}).shown, (Strings{"ab", "", ""}));
+  // After "aabaaa" the "b" continues the beginning "aa", found by two steps back.
+  EXPECT_EQ(feed({"aabaaac"}, {"aabaaa", "b", "aaac"}).shown, (Strings{"", "aaba", "", ""}));
   EXPECT_EQ(feed({"xyz"}, {"plain ", "text"}).shown, (Strings{"plain ", "text", ""}));
   EXPECT_EQ(feed({"xyz"}, {"ends in x", ""}).shown, (Strings{"ends in ", "", "x"}));
 }
