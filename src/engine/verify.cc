@@ -66,6 +66,12 @@ struct Case {
   double bf16_drift = -1;
 };
 
+// What one run of a case did.
+struct Seen {
+  std::vector<float> logits;
+  std::vector<std::vector<int32_t>> experts, selected;  // as in Case
+};
+
 double number_at(const Json& json, std::initializer_list<const char*> path) {
   const Json* at = &json;
   for (const char* key : path) {
@@ -121,22 +127,15 @@ class Runner {
     return c;
   }
 
-  // Whether every choice the model makes on this prompt is recorded.
-  bool complete(const Case& c) const {
-    const Builder& parts = model_->parts();
-    const bool selects = parts.dsa_layers > 0 && static_cast<int>(c.ids.size()) > model_->config().indexer.topk;
-    return (parts.moe_layers == 0 || !c.experts.empty()) && (!selects || !c.selected.empty());
-  }
-
-  void run(const Case& c, int chunk, bool forced, VerifyRow& row) {
+  Seen run(const Case& c, int chunk, bool forced) {
     const Builder& parts = model_->parts();
     const int tokens = static_cast<int>(c.ids.size()), k = model_->config().moe.top_k, width = parts.selection_width;
     const int step = chunk > 0 ? std::min(chunk, tokens) : tokens;
-    std::vector<std::vector<int32_t>> experts(parts.moe_layers, std::vector<int32_t>(static_cast<size_t>(tokens) * k));
-    std::vector<std::vector<int32_t>> selected(parts.dsa_layers,
-                                               std::vector<int32_t>(static_cast<size_t>(tokens) * width));
-    std::vector<float> logits(c.logits.size());
-    Sequence sequence = caches_->create();
+    Seen seen;
+    seen.experts.assign(parts.moe_layers, std::vector<int32_t>(static_cast<size_t>(tokens) * k));
+    seen.selected.assign(parts.dsa_layers, std::vector<int32_t>(static_cast<size_t>(tokens) * width));
+    seen.logits.resize(c.logits.size());
+    sequence_ = caches_->create();
     for (int at = 0; at < tokens; at += step) {
       const int n = std::min(step, tokens - at);
       const auto from = [at](const std::vector<std::vector<int32_t>>& v, int per_row) {
@@ -146,23 +145,35 @@ class Runner {
       };
       const auto force_experts = from(c.experts, k), force_selected = from(c.selected, width);
       std::vector<int32_t*> see_experts, see_selected;
-      for (auto& layer : experts) see_experts.push_back(layer.data() + static_cast<size_t>(at) * k);
-      for (auto& layer : selected) see_selected.push_back(layer.data() + static_cast<size_t>(at) * width);
-      forward(sequence, {c.ids.data() + at, static_cast<size_t>(n)}, WantLogits::all, [&](StepHeader& h) {
+      for (auto& layer : seen.experts) see_experts.push_back(layer.data() + static_cast<size_t>(at) * k);
+      for (auto& layer : seen.selected) see_selected.push_back(layer.data() + static_cast<size_t>(at) * width);
+      forward({c.ids.data() + at, static_cast<size_t>(n)}, WantLogits::all, [&](StepHeader& h) {
         h.seen_experts = see_experts.data();
         h.seen_selection = see_selected.data();
         if (forced && !c.experts.empty()) h.forced_experts = force_experts.data();
         if (forced && !c.selected.empty()) h.forced_selection = force_selected.data();
       });
       const size_t vocab = model_->config().vocab;
-      for (int i = 0; i < n; ++i) std::copy_n(model_->logits(i), vocab, logits.begin() + (at + i) * vocab);
+      for (int i = 0; i < n; ++i) std::copy_n(model_->logits(i), vocab, seen.logits.begin() + (at + i) * vocab);
     }
-    compare_logits(c, logits, row);
-    if (!forced) {
-      row.experts_wrong = c.experts.empty() ? -1 : rows_that_differ(c.experts, experts, k, tokens);
-      row.sets_wrong = c.selected.empty() ? -1 : rows_that_differ(c.selected, selected, width, tokens);
-      if (!c.greedy.empty()) row.greedy_wrong = greedy(sequence, c, logits);
+    return seen;
+  }
+
+  // Continues the last run token by token; how many of the recorded greedy tokens are missed.
+  int greedy(const Case& c, const std::vector<float>& logits) {
+    const int vocab = model_->config().vocab;
+    const auto best = [vocab](const float* row) {
+      return static_cast<int32_t>(std::max_element(row, row + vocab) - row);
+    };
+    int32_t token = best(logits.data() + logits.size() - vocab);
+    int wrong = 0;
+    for (size_t i = 0; i < c.greedy.size(); ++i) {
+      wrong += token != c.greedy[i];
+      if (i + 1 == c.greedy.size() || !sequence_.can_extend(1)) break;
+      forward({&token, 1}, WantLogits::last, [](StepHeader&) {});
+      token = best(model_->logits(0));
     }
+    return wrong;
   }
 
  private:
@@ -204,60 +215,14 @@ class Runner {
   }
 
   template <class F>
-  void forward(Sequence& sequence, std::span<const int32_t> ids, WantLogits want, const F& prepare) {
-    WEFT_CHECK(sequence.can_extend(static_cast<int>(ids.size())));
-    sequence.extend(static_cast<int>(ids.size()));
+  void forward(std::span<const int32_t> ids, WantLogits want, const F& prepare) {
+    WEFT_CHECK(sequence_.can_extend(static_cast<int>(ids.size())));
+    sequence_.extend(static_cast<int>(ids.size()));
     batch_->clear();
-    batch_->add(sequence, ids, want);
+    batch_->add(sequence_, ids, want);
     prepare(batch_->header());
     model_->run(batch_->header());
-    sequence.commit(static_cast<int>(ids.size()));
-  }
-
-  static int rows_that_differ(const std::vector<std::vector<int32_t>>& a, const std::vector<std::vector<int32_t>>& b,
-                              int per_row, int tokens) {
-    int wrong = 0;
-    for (int i = 0; i < tokens; ++i) {
-      bool same = true;
-      for (size_t l = 0; l < a.size(); ++l)
-        same = same && std::equal(a[l].begin() + i * per_row, a[l].begin() + (i + 1) * per_row, b[l].begin() + i * per_row);
-      wrong += !same;
-    }
-    return wrong;
-  }
-
-  int greedy(Sequence& sequence, const Case& c, const std::vector<float>& logits) {
-    const int vocab = model_->config().vocab;
-    const auto best = [vocab](const float* row) { return static_cast<int32_t>(std::max_element(row, row + vocab) - row); };
-    int32_t token = best(logits.data() + logits.size() - vocab);
-    int wrong = 0;
-    for (size_t i = 0; i < c.greedy.size(); ++i) {
-      wrong += token != c.greedy[i];
-      if (i + 1 == c.greedy.size() || !sequence.can_extend(1)) break;
-      forward(sequence, {&token, 1}, WantLogits::last, [](StepHeader&) {});
-      token = best(model_->logits(0));
-    }
-    return wrong;
-  }
-
-  void compare_logits(const Case& c, const std::vector<float>& logits, VerifyRow& row) const {
-    double worst = 0, sum = 0;
-    std::vector<double> per_row;
-    const size_t vocab = model_->config().vocab;
-    for (size_t i = 0; i < c.ids.size(); ++i) {
-      double row_worst = 0;
-      for (size_t j = 0; j < vocab; ++j) {
-        const double d = std::fabs(static_cast<double>(logits[i * vocab + j]) - c.logits[i * vocab + j]);
-        row_worst = std::isfinite(d) ? std::max(row_worst, d) : INFINITY;
-        sum += d;
-      }
-      per_row.push_back(row_worst);
-      worst = std::max(worst, row_worst);
-    }
-    std::sort(per_row.begin(), per_row.end());
-    row.error = worst;
-    row.mean_error = sum / static_cast<double>(logits.size());
-    row.row_quantile = per_row[std::min(per_row.size() - 1, per_row.size() * 99 / 100)];
+    sequence_.commit(static_cast<int>(ids.size()));
   }
 
   Golden golden_;
@@ -266,54 +231,132 @@ class Runner {
   std::unique_ptr<Model> model_;
   std::unique_ptr<Caches> caches_;
   std::unique_ptr<Batch> batch_;
+  Sequence sequence_;
   int context_ = 0;
 };
 
-void judge(const Runner& runner, const Case& c, bool forced, VerifyRow& row) {
-  const Json& json = runner.golden().json();
-  const bool choices = row.sets_wrong <= 0 && row.experts_wrong <= 0 && row.greedy_wrong <= 0;
-  if (!forced) {
-    const double recorded = number_at(json, {"tolerance", "logits_fp32_vs_fp64"});
-    row.error_kind = "max";
-    row.bound = runner.bf16() ? 2 * c.bf16_drift : recorded > 0 ? 5 * recorded : 3e-4;
-    row.pass = row.error <= row.bound && choices;
-    return;
+// Per row: whether any layer chose otherwise.
+std::vector<bool> differing_rows(const std::vector<std::vector<int32_t>>& a, const std::vector<std::vector<int32_t>>& b,
+                                 size_t tokens) {
+  std::vector<bool> differs(tokens);
+  for (size_t l = 0; l < a.size() && l < b.size(); ++l) {
+    const size_t per_row = a[l].size() / tokens;
+    for (size_t i = 0; i < tokens; ++i)
+      if (!std::equal(a[l].begin() + i * per_row, a[l].begin() + (i + 1) * per_row, b[l].begin() + i * per_row))
+        differs[i] = true;
   }
-  const double mean = number_at(json, {"bf16_activations", "selections_and_experts_forced", "mean_abs_logit_change"});
-  const double most = number_at(json, {"bf16_activations", "selections_and_experts_forced", "max_abs_logit_change"});
-  row.error_kind = "mean";
-  row.bound = mean > 0 ? 2 * mean : 0.1;
-  row.pass = row.mean_error <= row.bound && (most <= 0 || row.row_quantile <= most);
+  return differs;
+}
+int count(const std::vector<bool>& rows) { return static_cast<int>(std::count(rows.begin(), rows.end(), true)); }
+
+// Largest error of each row; fills the row's totals.
+std::vector<double> compare_logits(const Case& c, const std::vector<float>& logits, VerifyRow& row) {
+  const size_t tokens = c.ids.size(), vocab = logits.size() / tokens;
+  std::vector<double> errors(tokens);
+  double sum = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const double d = std::fabs(static_cast<double>(logits[i]) - c.logits[i]);
+    errors[i / vocab] = std::isfinite(d) ? std::max(errors[i / vocab], d) : INFINITY;
+    sum += d;
+  }
+  std::vector<double> sorted = errors;
+  std::sort(sorted.begin(), sorted.end());
+  row.error = sorted.back();
+  row.mean_error = sum / static_cast<double>(logits.size());
+  row.row_quantile = sorted[std::min(tokens - 1, tokens * 9 / 10)];
+  return errors;
+}
+
+// For a golden.json that records none: the largest of the tiny checkpoints whose logits are, like theirs, N(0, 1).
+constexpr double kTypicalDrift = 0.27;
+
+// f32 operands: everything equal, logits within the f32 bound.
+void judge_f32(Runner& runner, const Case& c, const Seen& seen, VerifyRow& row) {
+  const double recorded = number_at(runner.golden().json(), {"tolerance", "logits_fp32_vs_fp64"});
+  compare_logits(c, seen.logits, row);
+  row.bound = recorded > 0 ? 5 * recorded : 3e-4;
+  if (!c.experts.empty()) row.experts_wrong = count(differing_rows(c.experts, seen.experts, c.ids.size()));
+  if (!c.selected.empty()) row.sets_wrong = count(differing_rows(c.selected, seen.selected, c.ids.size()));
+  if (!c.greedy.empty()) row.greedy_wrong = runner.greedy(c, seen.logits);
+  row.pass = row.error <= row.bound && row.sets_wrong <= 0 && row.experts_wrong <= 0 && row.greedy_wrong <= 0;
+}
+
+// bf16 operands with the reference's choices forced. Single rows are ill-conditioned (a small KDA output before o_norm, a
+// small expert sum before its norm), so nine rows in ten and the mean are judged, not the maximum.
+void judge_forced(Runner& runner, const Case& c, double drift, const Seen& seen, VerifyRow& row) {
+  const double mean = number_at(runner.golden().json(),
+                                {"bf16_activations", "selections_and_experts_forced", "mean_abs_logit_change"});
+  compare_logits(c, seen.logits, row);
+  row.bound = 2 * drift;
+  row.pass = row.row_quantile <= row.bound && (mean <= 0 || row.mean_error <= 2 * mean);
+}
+
+// bf16 operands, own choices. Rows that choose as the reference in every layer are within the bound, all of them; a row
+// that flips a near call moves by O(1), and at most one row in five may.
+void judge_free(const Case& c, const Seen& seen, VerifyRow& row) {
+  const std::vector<double> errors = compare_logits(c, seen.logits, row);
+  const std::vector<bool> experts = differing_rows(c.experts, seen.experts, c.ids.size()),
+                          sets = differing_rows(c.selected, seen.selected, c.ids.size());
+  row.bound = 2 * c.bf16_drift;
+  row.experts_wrong = count(experts);
+  row.sets_wrong = count(sets);
+  row.pass = true;
+  int flipped = 0;
+  for (size_t i = 0; i < errors.size(); ++i) {
+    const bool same = !experts[i] && !sets[i];
+    flipped += !same;
+    if (same && errors[i] > row.bound) row.pass = false;
+  }
+  row.pass = row.pass && 5 * flipped <= static_cast<int>(errors.size());
 }
 
 }  // namespace
 
 bool VerifyReport::pass() const {
-  return std::all_of(rows.begin(), rows.end(), [](const VerifyRow& r) { return r.pass || r.skipped; }) && checked() > 0;
-}
-int VerifyReport::checked() const {
-  return static_cast<int>(std::count_if(rows.begin(), rows.end(), [](const VerifyRow& r) { return !r.skipped; }));
+  return !rows.empty() && std::all_of(rows.begin(), rows.end(), [](const VerifyRow& r) { return r.pass; });
 }
 
 VerifyReport verify(const std::string& directory, const VerifyOptions& options) {
   Runner runner(directory, options);
+  std::unique_ptr<Runner> reference;  // f32 operands: completes the choices a case does not record
+  if (runner.bf16()) {
+    VerifyOptions exact = options;
+    exact.kernels = nullptr;
+    exact.isa = "portable";
+    reference = std::make_unique<Runner>(directory, exact);
+  }
+  const double forced_drift = number_at(
+      runner.golden().json(), {"bf16_activations", "selections_and_experts_forced", "max_abs_logit_change"});
+  double drift = forced_drift;  // of bf16 activations with the same choices, largest
+  for (const Json& json : runner.golden().json()["cases"])
+    drift = std::max(drift, number_at(json, {"bf16_activations_max_abs_diff"}));
+  if (drift <= 0) drift = kTypicalDrift;
+
   VerifyReport report{directory, runner.isa(), runner.model().config().family, options.threads, {}};
   std::set<std::string> wanted(options.cases.begin(), options.cases.end());
   for (const Json& json : runner.golden().json()["cases"]) {
-    const Case c = runner.read_case(json);
+    Case c = runner.read_case(json);
     if (!options.cases.empty() && !wanted.contains(c.name)) continue;
     wanted.erase(c.name);
+    if (reference) {
+      const Seen exact = reference->run(c, 0, false);
+      if (c.experts.empty()) c.experts = exact.experts;
+      if (c.selected.empty()) c.selected = exact.selected;
+    }
     for (const int chunk : options.chunks) {
       VerifyRow row;
       row.name = c.name, row.tokens = static_cast<int>(c.ids.size()), row.chunk = chunk;
-      const bool forced = runner.bf16() && c.bf16_drift < 0;
-      if (forced && !runner.complete(c)) {
-        row.mode = "skipped: not all choices are recorded";
-        row.skipped = true;
+      row.mode = "free";
+      if (!runner.bf16()) {
+        judge_f32(runner, c, runner.run(c, chunk, false), row);
       } else {
-        row.mode = forced ? "forced" : "free";
-        runner.run(c, chunk, forced, row);
-        judge(runner, c, forced, row);
+        if (c.bf16_drift > 0) {
+          judge_free(c, runner.run(c, chunk, false), row);
+          report.rows.push_back(row);
+        }
+        row = {};
+        row.name = c.name, row.tokens = static_cast<int>(c.ids.size()), row.chunk = chunk, row.mode = "forced";
+        judge_forced(runner, c, drift, runner.run(c, chunk, true), row);
       }
       report.rows.push_back(row);
     }

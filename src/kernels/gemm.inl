@@ -45,7 +45,7 @@ static inline void expand(bf16* lines, const PackedWeight& w, const std::byte* c
 template <class A>
 static inline void product(float* c, const A* a, int lda, int m, const PackedWeight& w, const Unit& unit, bf16* lines,
                            float* partial) {
-  const int k = w.k_padded();
+  const int k = sizeof(A) == 4 ? round_up(w.k, 2) : w.k_padded();  // only tiles want whole steps
   if (w.format == WeightFormat::bf16) {
     const bf16* b = reinterpret_cast<const bf16*>(unit.codes);
     for (int i = 0; i < m; i += kRowBlock)

@@ -7,7 +7,8 @@
 //
 // Rules every writer keeps:
 //  * a buffer has its rows padded to 16: an AMX tile reads 16 rows whatever the step has;
-//  * an operand row is zero from its width to the next multiple of 32: products run over padded k.
+//  * a row that a product reads, operand or f32, is zero from its width to the next multiple of 32: products run over
+//    padded k, and zero weights do not stop a NaN.
 #pragma once
 
 #include <cstddef>

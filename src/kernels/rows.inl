@@ -19,6 +19,7 @@ static void embed(const EmbedArgs& e, const Call& call) {
       for (; i + 16 <= e.width; i += 16) store(out + i, e.bf16 ? load(narrow + i) : load(wide + i));
       for (; i < e.width; ++i) out[i] = e.bf16 ? widen(narrow[i]) : wide[i];
     }
+    clear(e.out + static_cast<size_t>(t) * e.ld_out, e.copies * e.width, round_up(e.copies * e.width, kStep));
   }
 }
 

@@ -62,7 +62,7 @@ static inline void see_nonfinite(const StepHeader& step, int token, int site, fl
   if (!finite(value) && step.nonfinite && step.nonfinite[token] > site) step.nonfinite[token] = site;
 }
 
-// Writes a row as f32 and as operand, each where wanted; the operand row is cleared to the next multiple of 32.
+// Writes a row as f32 and as operand, each where wanted, both cleared to the next multiple of 32.
 static inline void store_row(float* out_f32, op_t* out_op, const float* x, const float* weight, float factor, int n) {
   for (int i = 0; i < n; i += 16) {
     const int left = n - i;
@@ -70,6 +70,7 @@ static inline void store_row(float* out_f32, op_t* out_op, const float* x, const
     if (out_f32) store_n(out_f32 + i, y, left);
     if (out_op) store_n(out_op + i, y, left);
   }
+  if (out_f32) clear(out_f32, n, round_up(n, kStep));
   if (out_op) clear(out_op, n, round_up(n, kStep));
 }
 
