@@ -273,7 +273,7 @@ TEST(Checkpoint, HundredsOfShardsNeedFewDescriptors) {
   const TemporaryFolder folder;
   std::vector<std::pair<std::string, std::string>> map;
   for (int i = 0; i < 300; ++i) {
-    map.emplace_back("t" + std::to_string(i), "shard" + std::to_string(i) + ".safetensors");
+    map.emplace_back(fmt::format("t{}", i), fmt::format("shard{}.safetensors", i));
     write_bytes(folder / map.back().second, safetensors_of({map.back().first}));
   }
   write_bytes(folder / "model.safetensors.index.json", index_of(map));

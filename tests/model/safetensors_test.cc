@@ -266,13 +266,14 @@ TEST(Safetensors, EmptyTensorsScalarsGapsAndMetadataAreLegal) {
   std::string metadata = "\"__metadata__\":{";
   for (int i = 0; i < 1000; ++i)
     metadata += (i == 0 ? "\"" : ",\"") + std::to_string(i) + "\":\"\xe6\xa8\xa1\xe5\x9e\x8b\"";
-  const std::string bytes = safetensors_bytes("{" + metadata + "}," + entry("marker", "F32", "[0]", "[3,3]") +
-                                                  "," + entry("m2", "BF16", "[2,0]", "[15,15]") + "," +
-                                                  entry("scalar", "I64", "[]", "[7,15]") + "," +
-                                                  entry("late", "U8", "[5]", "[1,6]") + "}",
-                                              counted_bytes(15));
+  const std::string bytes = safetensors_bytes(
+      "{" + metadata + "}," + entry("marker", "F32", "[0]", "[3,3]") + "," +
+          entry("m2", "BF16", "[2,0]", "[15,15]") + "," + entry("scalar", "I64", "[]", "[7,15]") + "," +
+          entry("late", "U8", "[5]", "[1,6]") + "," +
+          entry("vast", "F64", "[4294967296,4294967296,0]", "[0,0]") + "}",
+      counted_bytes(15));
   const std::vector<TensorInfo> tensors = parse(bytes);
-  ASSERT_EQ(tensors.size(), 4u);
+  ASSERT_EQ(tensors.size(), 5u);
   for (const TensorInfo& tensor : tensors) {
     const size_t elements = tensor.name == "scalar" ? 1 : tensor.name == "late" ? 5 : 0;
     EXPECT_EQ(tensor.elements(), elements) << tensor.name;
@@ -286,11 +287,10 @@ TEST(Safetensors, DataAtOddAddressesReadsRight) {
     for (size_t lead = 0; lead < 4; ++lead) {
       std::string data(lead, 'x');
       data.append(reinterpret_cast<const char*>(values), sizeof values);
-      const std::string offsets = "[" + std::to_string(lead) + "," + std::to_string(lead + 12) + "]";
-      const std::string bytes = safetensors_bytes(
-          "{" + entry("pad", "U8", "[" + std::to_string(lead) + "]", "[0," + std::to_string(lead) + "]") +
-              "," + entry("w", "F32", "[3]", offsets) + "}" + std::string(spaces, ' '),
-          data);
+      const std::string pad = entry("pad", "U8", fmt::format("[{}]", lead), fmt::format("[0,{}]", lead));
+      const std::string w = entry("w", "F32", "[3]", fmt::format("[{},{}]", lead, lead + 12));
+      const std::string header = fmt::format("{{{},{}}}{:{}}", pad, w, "", spaces);
+      const std::string bytes = safetensors_bytes(header, data);
       const std::vector<TensorInfo> tensors = parse(bytes);
       float read[2] = {};
       read_elements(tensors.back(), 1, 2, read);
@@ -366,15 +366,18 @@ TEST(SafetensorsFile, ReleasedPagesReadTheSameAgain) {
 TEST(SafetensorsWriter, WritesWhatTheReaderReads) {
   const TemporaryFolder folder;
   const std::string data = counted_bytes(3'000'000);
-  for (size_t piece : {size_t{1000}, size_t{999'999}, size_t{3'000'000}}) {
+  for (size_t first : {size_t{1000}, size_t{999'999}, size_t{3'000'000}}) {
     SafetensorsWriter writer(folder / "w.safetensors");
     writer.declare("z.weight", StoredDtype::bf16, {3, 250'000});
     writer.declare("empty", StoredDtype::f32, {0, 7});
     writer.declare("a.scale \xe6\xa8\xa1", StoredDtype::u8, {1'499'992});
     writer.declare("scalar", StoredDtype::f64, {});
     EXPECT_FALSE(std::filesystem::exists(folder / "w.safetensors"));
-    for (size_t at = 0; at < data.size(); at += piece)
-      writer.write(data.data() + at, std::min(piece, data.size() - at));
+    // A long piece after a short one must not overtake it.
+    for (size_t at = 0, piece = first; at < data.size(); at += piece, piece = piece * 1500 % 1'700'003) {
+      piece = std::min(piece, data.size() - at);
+      writer.write(data.data() + at, piece);
+    }
     writer.finish();
     const SafetensorsFile file(folder / "w.safetensors");
     ASSERT_EQ(file.tensors().size(), 4u);
