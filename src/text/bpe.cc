@@ -92,7 +92,8 @@ void Bpe::merge(std::string_view piece, std::vector<int>& ids) const {
   if (piece.empty()) return;
   if (piece.size() >= kNone) fail("a text of {} bytes is too long for the tokenizer", piece.size());
   thread_local Scratch scratch;
-  auto& [symbols, heap] = scratch;
+  std::vector<Symbol>& symbols = scratch.symbols;
+  std::vector<uint64_t>& heap = scratch.heap;
   const auto count = static_cast<uint32_t>(piece.size());
   symbols.resize(count);
   heap.clear();
