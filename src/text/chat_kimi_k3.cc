@@ -31,7 +31,7 @@ class Writer {
     control("<|open|>");
     text(name);
     for (const auto& [key, value] : attributes) {
-      text(" " + std::string(key));
+      text(fmt::format(" {}", key));
       text("=\"");
       text(escaped(value));
       text("\"");
