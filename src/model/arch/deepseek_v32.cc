@@ -51,7 +51,7 @@ void build(Builder& builder, const ModelConfig& config) {
 }
 
 const Arch kDeepseekV32 = {"deepseek_v32", is_deepseek, read_deepseek, build, "deepseek_v32"};
-const Arch kGlmMoeDsa = {"glm_moe_dsa", is_glm, read_glm, build, "glm53"};
+const Arch kGlmMoeDsa = {"glm_moe_dsa", is_glm, read_glm, build, "glm5"};
 const ArchRegistration kRegisteredDeepseek(kDeepseekV32);
 const ArchRegistration kRegisteredGlm(kGlmMoeDsa);
 

@@ -54,7 +54,7 @@ void build(Builder& builder, const ModelConfig& config) {
   build_stack(builder, config);
 }
 
-const Arch kGlm5Next = {"glm5_next", matches, read, build, "glm53_flash"};
+const Arch kGlm5Next = {"glm5_next", matches, read, build, "glm5"};
 const ArchRegistration kRegistered(kGlm5Next);
 
 }  // namespace
