@@ -135,7 +135,8 @@ static inline void index_rows(const IndexArgs& a, const StepHeader& step, Scratc
 static void index(const IndexArgs& a, const Call& call) {
   const StepHeader& step = *call.step;
   const Slice part = slice(step.tokens, call);
-  const int together = max_int(1, min_int(16, kScoreRows / a.heads));
+  const int room = (1 << 21) / (8 * (2 * a.topk / a.pool + 2 * kPanel));  // candidate lists in the scratch
+  const int together = max_int(1, min_int(min_int(16, room), kScoreRows / a.heads));
   for (int t = part.first; t < part.last;) {
     const int visible = step.position[t] + 1;
     if (visible / a.pool <= a.topk / a.pool) {  // everything is selected: no scores (dsa.md 2.6)

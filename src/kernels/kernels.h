@@ -21,7 +21,9 @@ namespace weft {
 inline constexpr int kPageTokens = 64;   // rows of a cache page, for every layer
 inline constexpr int kKdaChunk = 16;     // tokens of one KDA chunk; cut at absolute positions
 inline constexpr int kKeyBlock = 64;     // keys of one attention block; cut at absolute list positions
-inline constexpr int kMaxHeadDim = 256;  // KDA key and value head dim
+inline constexpr int kMaxHeadDim = 256;  // KDA key and value head dim, index head dim
+inline constexpr int kMaxStreams = 4;    // hyper-connections
+inline constexpr int kMaxExpertGroups = 256;
 
 // Tokens of one sequence in this step: rows [begin, begin + length), positions from `position`.
 struct Span {

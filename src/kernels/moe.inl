@@ -35,7 +35,7 @@ static void route(const RouteArgs& r, const Call& call) {
         }
         group_score[g] = per_group > 1 ? a + b : a;
       }
-      bool keep[256] = {};
+      bool keep[kMaxExpertGroups] = {};
       for (int i = 0; i < r.top_groups; ++i) {
         const int g = take_best(group_score, r.groups);
         if (g >= 0) keep[g] = true;

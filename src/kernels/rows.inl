@@ -210,7 +210,7 @@ static void hc_post(const HcPostArgs& h, const Call& call) {
     const float* keep = h.keep + static_cast<size_t>(t) * 32;
     for (int c = 0; c < h.width; c += 16) {
       const int left = h.width - c;
-      V old[4];
+      V old[kMaxStreams];
       for (int a = 0; a < n; ++a) old[a] = load_n(x + static_cast<size_t>(a) * h.width + c, left);
       const V sub = load_n(y + c, left);
       for (int i = 0; i < n; ++i) {

@@ -55,10 +55,14 @@ class RopeTables {
     });
     auto r = b_.graph.make<RopeTableArgs>("rope_table", fmt::format("rope {}", dims), b_.kernels.rope_table);
     r->pairs = dims / 2;
-    r->scale = static_cast<float>(
-        rope.yarn ? yarn_mscale(rope.factor, rope.mscale) /
-                        yarn_mscale(rope.factor, rope.mscale_all_dim > 0 ? rope.mscale_all_dim : rope.mscale)
-                  : 1.0);
+    // As in DeepSeek's code and transformers: mscale defaults to 1, an absent mscale_all_dim does not divide.
+    if (rope.yarn) {
+      const double above = yarn_mscale(rope.factor, rope.mscale > 0 ? rope.mscale : 1);
+      const double below = rope.mscale_all_dim > 0 ? yarn_mscale(rope.factor, rope.mscale_all_dim) : 1;
+      r->scale = static_cast<float>(above / below);
+    } else {
+      r->scale = 1;
+    }
     r.at(r->inv_freq, freq).at(r->out, table);
     r.add();
     made_.emplace_back(dims, table);
@@ -470,9 +474,28 @@ void head(Builder& b, const Normed& x) {
   b.product("lm_head", x.op, false, matrix, Epilogue::store_f32, out, Rows::compact);
 }
 
+// What the kernels' fixed rooms hold; no released model comes near.
+void check_limits(const ModelConfig& c) {
+  const auto most = [&](const char* what, int found, int limit) {
+    if (found > limit) fail("{}: {} is {}, weft's kernels take at most {}", c.family, what, found, limit);
+  };
+  most("KDA head_dim", c.kda.head_dim, kMaxHeadDim);
+  most("KDA conv width", c.kda.conv_width, 16);
+  most("index_head_dim", c.indexer.dim, kMaxHeadDim);
+  most("index_n_heads", c.indexer.heads, 512);
+  most("index_topk", c.indexer.topk, 1 << 16);
+  most("kv_lora_rank + qk_rope_head_dim", c.mla.kv_lora + c.mla.rope, 2048);
+  most("hidden size", c.hidden, 1 << 14);
+  most("expert groups", c.moe.groups, kMaxExpertGroups);
+  most("hc_mult", c.hc_streams, kMaxStreams);
+  if (c.residual == Residual::attn_res)
+    most("Attention Residual blocks", (c.num_layers() + c.attn_res_block - 1) / c.attn_res_block + 1, kMaxSources);
+}
+
 }  // namespace
 
 void build_stack(Builder& b, const ModelConfig& c, const StackNames& names) {
+  check_limits(c);
   const auto residual = make_residual(b);
   Stack s{b, c, names, *residual, RopeTables(b), {}, {}};
   residual->begin();
