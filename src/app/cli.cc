@@ -1,0 +1,135 @@
+#include "app/cli.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <new>
+
+#include "base/check.h"
+#include "base/cpu.h"
+#include "base/json.h"
+#include "kernels/dispatch.h"
+
+namespace weft {
+namespace {
+
+constexpr const char* kFooter =
+    "\nTry:\n"
+    "  weft run -m DIR -p \"Once upon a time\" -n 64    continue a text\n"
+    "  weft chat -m DIR                               talk to a model\n"
+    "  weft COMMAND --help                            the flags of a command\n";
+
+// CLI11's own words for a wrong command are "A subcommand is required" and the like, which name nothing.
+void check_command(const CLI::App& app, int argc, char** argv) {
+  const std::string word = argc > 1 ? argv[1] : "";
+  if (word.starts_with('-')) return;
+  std::string names;
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (sub->get_name() == word) return;
+    names += (names.empty() ? "" : ", ") + sub->get_name();
+  }
+  if (argc < 2) usage("no command given; commands: {} (see weft --help)", names);
+  usage("no command \"{}\"; commands: {}", word, names);
+}
+
+int say(int code, const std::string& message) {
+  // One line, and one write, so that lines of several processes do not mix.
+  const std::string line = "weft: " + printable(message, 4000) + "\n";
+  std::fwrite(line.data(), 1, line.size(), stderr);
+  return code;
+}
+
+int parse_and_run(int argc, char** argv) {
+  CLI::App app("weft: hybrid language models (KDA, DSA) on CPUs", "weft");
+  app.set_version_flag("--version", std::string("weft ") + kVersion);
+  app.set_help_flag("-h,--help", "Show this help");
+  app.footer(kFooter);
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(34);
+  // A later flag wins, so that a script's flags can be overridden by appending.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  for (auto add :
+       {add_run, add_chat, add_tokenize, add_inspect, add_plan, add_synth, add_verify, add_bench, add_isa})
+    add(app);
+  try {
+    check_command(app, argc, argv);
+    app.parse(argc, argv);
+    return kExitDone;
+  } catch (const CLI::CallForHelp&) {
+    const auto chosen = app.get_subcommands();
+    std::fputs((chosen.empty() ? app.help() : chosen[0]->help("weft")).c_str(), stdout);
+    return kExitDone;
+  } catch (const CLI::CallForVersion& version) {
+    std::puts(version.what());
+    return kExitDone;
+  } catch (const CLI::ParseError& error) {
+    const std::string command = argc > 1 && argv[1][0] != '-' ? std::string(argv[1]) + " " : "";
+    return say(kExitUsage, fmt::format("{} (see weft {}--help)", error.what(), command));
+  } catch (const ExitCode& exit) {
+    return exit.code;
+  } catch (const UsageError& error) {
+    return say(kExitUsage, error.what());
+  } catch (const std::bad_alloc&) {
+    return say(kExitFailed, "out of memory");
+  } catch (const std::exception& error) {
+    return say(kExitFailed, error.what());
+  }
+}
+
+}  // namespace
+
+void add_model_flag(CLI::App& sub, CommonFlags& flags) {
+  sub.add_option("-m,--model,model", flags.model, "Model folder, or the root of a download cache entry")
+      ->type_name("DIR")
+      ->required();
+}
+
+void add_engine_flags(CLI::App& sub, CommonFlags& flags) {
+  add_model_flag(sub, flags);
+  sub.add_option("-t,--threads", flags.threads, "Threads (default: the CPUs this process may use)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 4096));
+  sub.add_option("-c,--ctx-size", flags.context,
+                 fmt::format("Context in tokens (default: the model's, at most {})", kDefaultContext))
+      ->type_name("N")
+      ->check(CLI::NonNegativeNumber);
+  sub.add_option("-b,--chunk", flags.chunk, "Prompt tokens read in one step (default: 512)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 65536));
+  sub.add_option("--isa", flags.isa, "Instruction set: portable, avx2, avx512, amx (default: the best here)")
+      ->type_name("NAME");
+  sub.add_flag("!--no-memory-check", flags.check_memory,
+               "Load even if the plan exceeds the memory available");
+}
+
+EngineOptions engine_options(const CommonFlags& flags) {
+  EngineOptions options;
+  options.model = flags.model;
+  options.isa = flags.isa;
+  options.threads = flags.threads;
+  options.context = flags.context;
+  options.chunk = flags.chunk;
+  options.check_memory = flags.check_memory;
+  return options;
+}
+
+void add_isa(CLI::App& app) {
+  CLI::App* sub = app.add_subcommand("isa", "Show which instruction sets this machine runs, and why");
+  sub->callback([] {
+    std::printf("%s\n%s\n", cpu_name().c_str(), explain_isas(cpu_features()).c_str());
+    std::printf("%s\n", default_threads().reason.c_str());
+  });
+}
+
+int run_cli(int argc, char** argv) {
+  int code = parse_and_run(argc, argv);
+  errno = 0;
+  const bool flushed = std::fflush(stdout) == 0;
+  if ((!flushed || std::ferror(stdout)) && code == kExitDone)
+    code = say(kExitFailed,
+               fmt::format("cannot write to stdout: {}", errno ? std::strerror(errno) : "write error"));
+  return code;
+}
+
+}  // namespace weft

@@ -1,0 +1,63 @@
+// The command line: subcommands, the flags they share, exit codes.
+//
+// Each subcommand is one function that declares its flags and sets a callback; the callback does the work and
+// says that something is wrong by throwing:
+//   UsageError   exit 2, one line on stderr
+//   Error        exit 1, one line on stderr
+//   ExitCode     that code; everything has been said already
+// Flags live in an object that the callback keeps alive:
+//   void add_inspect(CLI::App& app) {
+//     CLI::App* sub = app.add_subcommand("inspect", "Show what a checkpoint holds");
+//     auto flags = std::make_shared<CommonFlags>();
+//     add_model_flag(*sub, *flags);
+//     sub->callback([flags] { ... });
+//   }
+// Results go to stdout, everything else to stderr. stdout is flushed and checked by run_cli, so that a full
+// disk ends every subcommand with exit 1.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "engine/engine.h"
+
+namespace weft {
+
+inline constexpr const char* kVersion = "0.1.0";
+
+inline constexpr int kExitDone = 0, kExitFailed = 1, kExitUsage = 2, kExitInterrupted = 130;
+
+struct ExitCode {
+  int code;
+};
+
+// Flags of every subcommand that runs a model; the names are llama.cpp's where it has one.
+struct CommonFlags {
+  std::string model;         // -m
+  std::string isa;           // --isa, "" = best
+  int threads = 0;           // -t, 0 = default_threads()
+  int context = 0;           // -c, tokens; 0 = min(the model's, kDefaultContext)
+  int chunk = 512;           // -b, tokens of one step
+  bool check_memory = true;  // --no-memory-check clears it
+};
+
+// -m/--model DIR, also as the first positional argument; required.
+void add_model_flag(CLI::App& sub, CommonFlags& flags);
+// -m as above, -t, -c, -b, --isa, --no-memory-check.
+void add_engine_flags(CLI::App& sub, CommonFlags& flags);
+EngineOptions engine_options(const CommonFlags& flags);
+
+void add_run(CLI::App& app);
+void add_chat(CLI::App& app);
+void add_tokenize(CLI::App& app);
+void add_isa(CLI::App& app);
+void add_inspect(CLI::App& app);
+void add_plan(CLI::App& app);
+void add_synth(CLI::App& app);
+void add_verify(CLI::App& app);
+void add_bench(CLI::App& app);
+
+// Parses, runs, reports; never throws. Returns the exit code.
+int run_cli(int argc, char** argv);
+
+}  // namespace weft
