@@ -98,7 +98,7 @@ struct KdaCase {
   int tokens;
   double correlation = 0;    // of the keys of neighbouring tokens
   bool strong_beta = false;  // beta -> 1
-  int zero_every = 0;        // every n-th token has q = k = v = 0
+  int zero_every = 0;        // every n-th token has q = k = v = 0, the next one is small
   int taps = 4;
 };
 inline std::ostream& operator<<(std::ostream& out, const KdaCase& c) {
@@ -122,7 +122,7 @@ inline std::vector<KdaCase> kda_cases() {
   all.push_back({2, 128, 128, Gate::softplus, 65});
   all.push_back({1, 128, 128, Gate::bounded, 64});
   all.push_back({1, 256, 40, Gate::bounded, 31});
-  all.push_back({2, 8, 12, Gate::bounded, 33, 0, false, 3});
+  all.push_back({2, 8, 12, Gate::bounded, 33, 0, false, 3, 1});
   all.push_back({2, 8, 12, Gate::still, 20, 0, false, 1});
   all.push_back({2, 12, 8, Gate::softplus, 18, 0, false, 0, 2});
   all.push_back({1, 12, 8, Gate::softplus, 18, 0, false, 0, 1});

@@ -136,6 +136,10 @@ class RowBuffer {
         bytes_((static_cast<size_t>(round_up(rows, 16)) + 16) * ld * (narrow_ ? 2 : 4) + 64) {
     poison();
   }
+  RowBuffer(RowBuffer&&) = default;
+  RowBuffer(const RowBuffer& other) : narrow_(other.narrow_), ld_(other.ld_), bytes_(other.bytes_.size()) {
+    std::memcpy(bytes_.data(), other.bytes_.data(), bytes_.size());
+  }
   void poison() { std::memset(bytes_.data(), 0xFF, bytes_.size()); }
   void set(int row, int column, float x) {
     const size_t i = static_cast<size_t>(row) * ld_ + column;
