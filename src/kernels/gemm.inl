@@ -7,6 +7,8 @@ static constexpr int kRowBlock = 32;       // rows of one product: two tiles on 
 static constexpr int kRowSuper = 512;      // rows whose accumulators are kept while a k block is expanded once
 static constexpr int kUnitColumns = 2 * kPanel;
 static constexpr int kExpandK = 256;
+static constexpr int kBlockK = 512;        // of A that stays in L2 with kRowSuper rows
+static constexpr int kUnitBlock = 8;       // units that share it
 
 struct Unit {
   const std::byte* codes;   // of the first panel
@@ -41,67 +43,81 @@ static inline void expand(bf16* lines, const PackedWeight& w, const std::byte* c
   }
 }
 
-// C [m, 32] = A [m, k] W for one unit. A: f32 or operand rows.
+// C [m, 32] (+)= A [m, k0 .. k0 + count) W for one unit. A: f32 or operand rows. e4m3: count is one scale block.
 template <class A>
-static inline void product(float* c, const A* a, int lda, int m, const PackedWeight& w, const Unit& unit, bf16* lines,
-                           float* partial) {
-  const int k = sizeof(A) == 4 ? round_up(w.k, 2) : w.k_padded();  // only tiles want whole steps
+static inline void product_step(float* c, int ldc, const A* a, int lda, int m, const PackedWeight& w, const Unit& unit,
+                                int k0, int count, bf16* lines, float* partial) {
+  const bool more = k0 > 0;
   if (w.format == WeightFormat::bf16) {
-    const bf16* b = reinterpret_cast<const bf16*>(unit.codes);
-    for (int i = 0; i < m; i += kRowBlock)
-      mma(c + i * kUnitColumns, kUnitColumns, a + static_cast<size_t>(i) * lda, lda, b, w.panel_bytes() / 2,
-          min_int(kRowBlock, m - i), unit.panels, k, false);
+    mma(c, ldc, a + k0, lda, reinterpret_cast<const bf16*>(unit.codes) + static_cast<size_t>(k0) * kPanel,
+        w.panel_bytes() / 2, m, unit.panels, count, more);
     return;
   }
   if constexpr (sizeof(A) == 4) {
     if (w.format == WeightFormat::f32) {
-      mma(c, kUnitColumns, a, lda, reinterpret_cast<const float*>(unit.codes), w.panel_bytes() / 4, kPanel, m,
-          unit.panels, w.k, false);
+      mma(c, ldc, a + k0, lda, reinterpret_cast<const float*>(unit.codes) + static_cast<size_t>(k0) * kPanel,
+          w.panel_bytes() / 4, kPanel, m, unit.panels, min_int(count, w.k - k0), more);
       return;
     }
   }
-  const bool scaled = w.format == WeightFormat::e4m3;
-  const int step = scaled ? kScaleBlock : kExpandK;
-  for (int k0 = 0; k0 < k; k0 += step) {
-    const int count = min_int(step, k - k0);
-    for (int p = 0; p < unit.panels; ++p)
-      expand<A>(lines + p * kExpandK * kPanel, w, unit.codes + p * w.panel_bytes(),
-                unit.scales ? unit.scales + p * w.panel_scale_bytes() : nullptr, k0, count);
-    for (int i = 0; i < m; i += kRowBlock) {
-      const int rows = min_int(kRowBlock, m - i);
-      float* out = c + i * kUnitColumns;
-      float* to = scaled ? partial : out;
-      mma(to, kUnitColumns, a + static_cast<size_t>(i) * lda + k0, lda, lines, size_t{kExpandK} * kPanel, rows,
-          unit.panels, count, !scaled && k0 > 0);
-      if (!scaled) continue;
-      for (int p = 0; p < unit.panels; ++p) {
-        const V s = set1(reinterpret_cast<const float*>(unit.scales + p * w.panel_scale_bytes())[k0 / kScaleBlock]);
-        for (int r = 0; r < rows; ++r) {
-          float* at = out + r * kUnitColumns + p * kPanel;
-          const V part = load(partial + r * kUnitColumns + p * kPanel);
-          store(at, k0 > 0 ? fma(part, s, load(at)) : part * s);
-        }
+  for (int p = 0; p < unit.panels; ++p)
+    expand<A>(lines + p * kExpandK * kPanel, w, unit.codes + p * w.panel_bytes(),
+              unit.scales ? unit.scales + p * w.panel_scale_bytes() : nullptr, k0, round_up(count, kStep));
+  if (w.format != WeightFormat::e4m3) {
+    mma(c, ldc, a + k0, lda, lines, size_t{kExpandK} * kPanel, m, unit.panels, count, more);
+    return;
+  }
+  for (int i = 0; i < m; i += kRowBlock) {
+    const int rows = min_int(kRowBlock, m - i);
+    mma(partial, kUnitColumns, a + static_cast<size_t>(i) * lda + k0, lda, lines, size_t{kExpandK} * kPanel, rows,
+        unit.panels, count, false);
+    for (int p = 0; p < unit.panels; ++p) {
+      const V s = set1(reinterpret_cast<const float*>(unit.scales + p * w.panel_scale_bytes())[k0 / kScaleBlock]);
+      for (int r = 0; r < rows; ++r) {
+        float* at = c + static_cast<size_t>(i + r) * ldc + p * kPanel;
+        const V part = load(partial + r * kUnitColumns + p * kPanel);
+        store(at, more ? fma(part, s, load(at)) : part * s);
       }
     }
   }
 }
 
+// k of one step. bf16 weights of few rows run through all of k: nothing is re-read.
+static inline int product_k_step(const PackedWeight& w, int m) {
+  if (w.format == WeightFormat::e4m3) return kScaleBlock;
+  if (w.format == WeightFormat::bf16) return m > kRowBlock ? kBlockK : round_up(w.k, kStep);
+  return kExpandK;
+}
+
+// C [m, 32 units], ldc columns, for units that share A. k is cut so that a block of A (512 x 512) stays in L2 while the
+// units pass over it; every element is still one chain in ascending k.
+template <class A>
+static inline void product(float* c, int ldc, const A* a, int lda, int m, const PackedWeight& w, const Unit* unit,
+                           int units, bf16* lines, float* partial) {
+  const int k = sizeof(A) == 4 ? round_up(w.k, 2) : w.k_padded();  // only tiles want whole steps
+  const int step = product_k_step(w, m);
+  for (int k0 = 0; k0 < k; k0 += step)
+    for (int u = 0; u < units; ++u)
+      product_step(c + u * kUnitColumns, ldc, a, lda, m, w, unit[u], k0, min_int(step, k - k0), lines, partial);
+}
+
 struct ProductScratch {
-  float* c;        // [kRowSuper, 32]
+  static constexpr int kLdc = kUnitBlock * kUnitColumns;
+  float* c;        // [kRowSuper, kLdc]
   float* partial;  // [kRowBlock, 32]
   bf16* lines;     // two panels of kExpandK
   explicit ProductScratch(Scratch& s)
-      : c(s.take<float>(kRowSuper * kUnitColumns)),
+      : c(s.take<float>(kRowSuper * kLdc)),
         partial(s.take<float>(kRowBlock * kUnitColumns)),
         lines(s.take<bf16>(2 * kExpandK * kPanel)) {}
 };
 
-static inline void finish(const GemmArgs& g, const float* c, int row0, int rows, int group, int pair, int pairs) {
+static inline void finish(const GemmArgs& g, const float* c, int ldc, int row0, int rows, int group, int pair, int pairs) {
   const int n = g.epilogue == Epilogue::activate ? g.w.n / 2 : g.w.n;
   const int width = g.epilogue == Epilogue::activate ? kPanel : kUnitColumns;
   const int column = pair * width, last = min_int(width, n - column);
   for (int r = 0; r < rows; ++r) {
-    const float* x = c + r * kUnitColumns;
+    const float* x = c + static_cast<size_t>(r) * ldc;
     const size_t at = static_cast<size_t>(row0 + r) * g.ld_out + static_cast<size_t>(group) * g.out_group + column;
     float* f = static_cast<float*>(g.out) + at;
     op_t* o = static_cast<op_t*>(g.out) + at;
@@ -132,16 +148,25 @@ static void gemm(const GemmArgs& g, const Call& call) {
   const ProductScratch room(scratch);
   const int pairs = (g.w.panels() + 1) / 2;
   const Slice part = slice(g.groups * pairs, call);
-  for (int u = part.first; u < part.last; ++u) {
-    const int group = u / pairs, pair = u % pairs;
-    const Unit unit = unit_of(g.w, g.w.codes + group * g.w.code_bytes(),
-                              g.w.scales ? g.w.scales + group * g.w.scale_bytes() : nullptr, pair);
+  Unit unit[kUnitBlock];
+  for (int first = part.first; first < part.last;) {
+    const int group = first / pairs;
+    const int units = min_int(min_int(kUnitBlock, part.last - first), (group + 1) * pairs - first);
+    for (int u = 0; u < units; ++u)
+      unit[u] = unit_of(g.w, g.w.codes + group * g.w.code_bytes(),
+                        g.w.scales ? g.w.scales + group * g.w.scale_bytes() : nullptr, (first + u) % pairs);
     for (int row0 = 0; row0 < rows; row0 += kRowSuper) {
       const int m = min_int(kRowSuper, rows - row0);
       const size_t at = static_cast<size_t>(row0) * g.ld_a + static_cast<size_t>(group) * g.a_group;
-      if (g.precise) product(room.c, static_cast<const float*>(g.a) + at, g.ld_a, m, g.w, unit, room.lines, room.partial);
-      else product(room.c, static_cast<const op_t*>(g.a) + at, g.ld_a, m, g.w, unit, room.lines, room.partial);
-      finish(g, room.c, row0, m, group, pair, pairs);
+      if (g.precise)
+        product(room.c, room.kLdc, static_cast<const float*>(g.a) + at, g.ld_a, m, g.w, unit, units, room.lines,
+                room.partial);
+      else
+        product(room.c, room.kLdc, static_cast<const op_t*>(g.a) + at, g.ld_a, m, g.w, unit, units, room.lines,
+                room.partial);
+      for (int u = 0; u < units; ++u)
+        finish(g, room.c + u * kUnitColumns, room.kLdc, row0, m, group, (first + u) % pairs, pairs);
     }
+    first += units;
   }
 }

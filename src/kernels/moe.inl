@@ -106,9 +106,9 @@ static void expert_up(const ExpertUpArgs& x, const Call& call) {
                            static_cast<size_t>(x.w.k_padded()) * sizeof(op_t));
         gathered_expert = e, gathered_from = from;
       }
-      product(room.c, rows, lda, m, x.w, unit, room.lines, room.partial);
+      product(room.c, room.kLdc, rows, lda, m, x.w, &unit, 1, room.lines, room.partial);
       for (int r = 0; r < m; ++r) {
-        const float* c = room.c + r * kUnitColumns;
+        const float* c = room.c + r * room.kLdc;
         store(static_cast<op_t*>(x.h) + static_cast<size_t>(from + r) * x.ld_h + pair * kPanel,
               activate(x.act, load(c), load(c + kPanel)));
       }
@@ -128,11 +128,11 @@ static void expert_down(const ExpertDownArgs& x, const Call& call) {
     const int column = pair * kUnitColumns, width = min_int(kUnitColumns, x.width - column);
     for (int from = x.start[e]; from < x.start[e + 1]; from += kRowSuper) {
       const int m = min_int(kRowSuper, x.start[e + 1] - from);
-      product(room.c, static_cast<const op_t*>(x.h) + static_cast<size_t>(from) * x.ld_h, x.ld_h, m, x.w, unit,
-              room.lines, room.partial);
+      product(room.c, room.kLdc, static_cast<const op_t*>(x.h) + static_cast<size_t>(from) * x.ld_h, x.ld_h, m, x.w,
+              &unit, 1, room.lines, room.partial);
       for (int r = 0; r < m; ++r)
         for (int i = 0; i < width; i += 16)
-          store_n(x.y + static_cast<size_t>(from + r) * x.ld_y + column + i, load(room.c + r * kUnitColumns + i),
+          store_n(x.y + static_cast<size_t>(from + r) * x.ld_y + column + i, load(room.c + r * room.kLdc + i),
                   width - i);
     }
   }
