@@ -1,5 +1,5 @@
-// Which kernel table runs, on invented machines. That a table's name is also what its object was compiled for
-// is the matter of tests/structure/isa_object.sh: together they prove that a forced ISA is the one that runs.
+// Which kernel table runs, on invented machines. That a table's name is also what its object was compiled for is the
+// matter of tests/structure/isa_object.sh: together they prove that a forced ISA is the one that runs.
 #include "kernels/dispatch.h"
 
 #include <gtest/gtest.h>
@@ -17,16 +17,12 @@ class Variable {
  public:
   explicit Variable(const char* value) {
     if (const char* old = std::getenv("WEFT_ISA")) before_ = old;
-    if (value)
-      setenv("WEFT_ISA", value, 1);
-    else
-      unsetenv("WEFT_ISA");
+    if (value) setenv("WEFT_ISA", value, 1);
+    else unsetenv("WEFT_ISA");
   }
   ~Variable() {
-    if (before_)
-      setenv("WEFT_ISA", before_->c_str(), 1);
-    else
-      unsetenv("WEFT_ISA");
+    if (before_) setenv("WEFT_ISA", before_->c_str(), 1);
+    else unsetenv("WEFT_ISA");
   }
 
  private:
@@ -114,8 +110,7 @@ TEST(Dispatch, AnUnusableNameSaysWhatIsMissing) {
 
 TEST(Dispatch, AnUnknownNameListsTheUsable) {
   const Variable unset(nullptr);
-  EXPECT_EQ(refusal("neon", no_tiles()),
-            "--isa=neon: unknown instruction set; usable here: avx512, avx2, portable");
+  EXPECT_EQ(refusal("neon", no_tiles()), "--isa=neon: unknown instruction set; usable here: avx512, avx2, portable");
   EXPECT_EQ(refusal("AVX2", bare()), "--isa=AVX2: unknown instruction set; usable here: portable");
   const Variable set("sse");
   EXPECT_EQ(refusal("", bare()), "WEFT_ISA=sse: unknown instruction set; usable here: portable");
