@@ -64,6 +64,7 @@ Engine::Engine(const EngineOptions& options) {
   limits_ = cache_limits(model_->config(), options.context, options.sequences,
                          model_->cache_shape().slot_bytes ? options.checkpoints : 0);
   memory_ = model_->memory(limits_, count);
+  if (options.on_plan) options.on_plan(memory_);
   const size_t available = available_memory();
   if (options.check_memory && available && memory_.total() > available)
     fail("{}: needs {} (weights {}, caches {}, state {}, scratch {}) but only {} of memory is available; lower -c, or use "
@@ -227,9 +228,18 @@ void Engine::sample(Running& r, int logit_row, int batch_row) {
     finish(r, Finish::stop);
     return;
   }
-  emit(r, r.detokenizer ? r.detokenizer->push(token) : "", token);
+  emit(r, text_of(r, token), token);
   if (r.stop.stopped()) finish(r, Finish::stop);
   else if (static_cast<int>(r.result.output.size()) >= r.limit) finish(r, Finish::length);
+}
+
+std::string Engine::text_of(Running& r, int32_t token) {
+  if (!r.detokenizer) return "";
+  try {
+    return r.detokenizer->push(token);
+  } catch (const Error&) {
+    return "";  // a row of the vocabulary that pads the model: the tokenizer has no text for it
+  }
 }
 
 void Engine::emit(Running& r, const std::string& text, int32_t token) {

@@ -29,6 +29,7 @@ struct EngineOptions {
   int sequences = 1;        // at once
   int checkpoints = 2;      // saved states, for conversations that go back
   bool check_memory = true; // refuse what does not fit, before loading
+  std::function<void(const MemoryPlan&)> on_plan;  // before any weight is read
   std::function<void(const LoadProgress&)> on_load;
 };
 
@@ -72,6 +73,7 @@ class Engine {
   void admit();
   void begin(Running& r);
   void sample(Running& r, int logit_row, int batch_row);
+  std::string text_of(Running& r, int32_t token);
   void emit(Running& r, const std::string& text, int32_t token);
   void finish(Running& r, Finish reason, const std::string& error = "");
 
