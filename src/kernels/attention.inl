@@ -25,11 +25,11 @@ struct AttentionRoom {
 };
 
 // The rows of list positions [first, first + count); the rest of the block reads as zeros.
-static inline void gather(AttentionRoom& w, const AttentionArgs& a, const int32_t* pages, const int32_t* list, int first,
-                          int count) {
+template <class Args>
+static inline void gather(op_t* rows, const Args& a, const int32_t* pages, const int32_t* list, int first, int count) {
   const size_t width = a.row_elements;
   for (int j = 0; j < kKeyBlock; ++j) {
-    op_t* to = w.gathered + j * width;
+    op_t* to = rows + j * width;
     if (j >= count) {
       __builtin_memset(to, 0, width * sizeof(op_t));
       continue;
@@ -40,34 +40,50 @@ static inline void gather(AttentionRoom& w, const AttentionArgs& a, const int32_
         static_cast<size_t>(position % kPageTokens) * width;
     __builtin_memcpy(to, from, width * sizeof(op_t));
   }
+}
+static inline void pack_block(op_t* panels, const op_t* rows, int width) {
   const op_t* row[16];
   for (int panel = 0; panel < kKeyBlock / kPanel; ++panel) {
-    for (int r = 0; r < kPanel; ++r) row[r] = w.gathered + (panel * kPanel + r) * width;
-    pack_keys(w.keys + panel * width * kPanel, row, static_cast<int>(width));
+    for (int r = 0; r < kPanel; ++r) row[r] = rows + static_cast<size_t>(panel * kPanel + r) * width;
+    pack_keys(panels + static_cast<size_t>(panel) * width * kPanel, row, width);
   }
 }
 
-// Online softmax of one row over the first `seen` of 64 scores; rescales its accumulated values.
-static inline void softmax_row(const AttentionRoom& w, int r, int seen, float scale, int value_width) {
-  const float* s = w.s + r * kKeyBlock;
-  V best = set1(-__builtin_inff());
+// Online softmax of one row over a block of 64 scores, of which those in `seen` count; rescales its accumulated values.
+struct SoftmaxRow {
+  const float* s;      // [64]
+  op_t* p;             // [64]
+  float *o, *top, *sum;
+  int value_width;
+};
+static inline void softmax_row(const SoftmaxRow& w, uint64_t seen, float scale) {
+  const V low = set1(-__builtin_inff());
+  V best = low;
   for (int j = 0; j < kKeyBlock; j += 16)
-    best = max(best, select(first_n(seen - j), load(s + j) * set1(scale), set1(-__builtin_inff())));
-  const float before = w.top[r], high = hmax(best), top = high > before ? high : before;
+    best = max(best, select(from_bits(static_cast<uint32_t>(seen >> j) & 0xffff), load(w.s + j) * set1(scale), low));
+  const float before = *w.top, high = hmax(best), top = high > before ? high : before;
   V total = zero();
   for (int j = 0; j < kKeyBlock; j += 16) {
-    const V p = select(first_n(seen - j), exp(fma(load(s + j), set1(scale), set1(-top))), zero());
-    store(w.p + r * kKeyBlock + j, p);
-    total = total + p;
+    const V p = exp(fma(load(w.s + j), set1(scale), set1(-top)));
+    const V kept = select(from_bits(static_cast<uint32_t>(seen >> j) & 0xffff), p, zero());
+    store(w.p + j, kept);
+    total = total + kept;
   }
   float lanes[16];
   store(lanes, exp(set1(before - top)));  // exp(-inf) = 0: nothing accumulated yet
   const float keep = lanes[0];
-  w.top[r] = top;
-  w.sum[r] = w.sum[r] * keep + hsum(total);
+  *w.top = top;
+  *w.sum = *w.sum * keep + hsum(total);
   if (keep != 1.f)
-    for (int c = 0; c < value_width; c += 16)
-      store(w.o + static_cast<size_t>(r) * value_width + c, load(w.o + static_cast<size_t>(r) * value_width + c) * set1(keep));
+    for (int c = 0; c < w.value_width; c += 16) store(w.o + c, load(w.o + c) * set1(keep));
+}
+static inline uint64_t first_bits(int n) { return n >= 64 ? ~uint64_t{0} : n <= 0 ? 0 : (uint64_t{1} << n) - 1; }
+
+// Whether ExpandedArgs takes this row.
+static inline bool expands(const StepHeader& step, int t, int below) {
+  const Span& span = step.span[step.span_of[t]];
+  const int block = step.position[t] / kKeyBlock * kKeyBlock;
+  return block < below && block >= span.position && block + kKeyBlock <= span.position + span.length;
 }
 
 // Rows (token t + i, head head0 + h) for i < tokens, h < heads. list null: all see their whole prefix.
@@ -90,11 +106,15 @@ static inline void attend(const AttentionArgs& a, const StepHeader& step, Scratc
   const int32_t* pages = step.block_table + static_cast<size_t>(span.table) * step.table_stride;
   const int total = list ? list_count : step.position[t + tokens - 1] + 1;
   for (int first = 0; first < total; first += kKeyBlock) {
-    gather(w, a, pages, list, first, min_int(kKeyBlock, total - first));
+    gather(w.gathered, a, pages, list, first, min_int(kKeyBlock, total - first));
+    pack_block(w.keys, w.gathered, width);
     mma_keys(w.s, kKeyBlock, w.q, width, w.keys, rows, kKeyBlock / kPanel, width);
     for (int r = 0; r < rows; ++r) {
       const int seen = (list ? list_count : step.position[t + r / heads] + 1) - first;
-      if (seen > 0) softmax_row(w, r, seen, a.scale, value_width);
+      if (seen > 0)
+        softmax_row({w.s + r * kKeyBlock, w.p + r * kKeyBlock, w.o + static_cast<size_t>(r) * value_width, w.top + r,
+                     w.sum + r, value_width},
+                    first_bits(seen), a.scale);
       else __builtin_memset(w.p + r * kKeyBlock, 0, kKeyBlock * sizeof(op_t));
     }
     mma_values(w.o, value_width, w.p, kKeyBlock, w.gathered, width, w.values, rows, panels, kKeyBlock);
@@ -121,9 +141,13 @@ static void attention(const AttentionArgs& a, const Call& call) {
     const int head0 = u % blocks * block, heads = min_int(block, a.heads - head0);
     const int end = min_int((u / blocks + 1) * tile, step.tokens);
     for (int t = u / blocks * tile; t < end;) {
+      if (expands(step, t, a.expand_below)) {
+        ++t;
+        continue;
+      }
       const bool dense = !a.list || a.count[t] == step.position[t] + 1;
       int n = 1;
-      while (dense && t + n < end && step.span_of[t + n] == step.span_of[t] &&
+      while (dense && t + n < end && step.span_of[t + n] == step.span_of[t] && !expands(step, t + n, a.expand_below) &&
              (!a.list || a.count[t + n] == step.position[t + n] + 1))
         ++n;
       attend(a, step, Scratch{call.scratch}, t, n, head0, heads,

@@ -26,6 +26,16 @@ Seen seen_keys(const StepHeader& step, int limit) {
 
 constexpr int kNoLimit = 1 << 30;
 
+// Rows of a span that the expanded form takes: whole aligned blocks of 64 below a position.
+struct Range {
+  int from, to;  // positions
+  int rows() const { return std::max(0, to - from); }
+};
+Range expanded_rows(const Span& span, int below) {
+  return {round_up(span.position, kKeyBlock),
+          std::min((span.position + span.length) / kKeyBlock * kKeyBlock, below)};
+}
+
 }  // namespace
 
 int row_count(Rows rows, const StepHeader& step) { return rows == Rows::tokens ? step.tokens : step.logit_rows; }
@@ -56,6 +66,17 @@ Cost cost(const IndexArgs& a, const StepHeader& s) {
 Cost cost(const AttentionArgs& a, const StepHeader& s) {
   const Seen seen = seen_keys(s, a.list ? a.width : kNoLimit);
   return {seen.keys * a.row_elements * 2, 2 * seen.pairs * a.heads * (2.0 * a.latent + a.rope)};
+}
+Cost cost(const ExpandedArgs& a, const StepHeader& s) {
+  Cost sum;
+  for (int i = 0; i < s.spans; ++i) {
+    const Range rows = expanded_rows(s.span[i], a.expand_below);
+    if (rows.rows() == 0) continue;
+    const double pairs = 0.5 * (static_cast<double>(rows.to) * rows.to - static_cast<double>(rows.from) * rows.from);
+    sum.bytes += static_cast<double>(rows.to) * a.row_elements * 2 + weight_bytes(a.key) + weight_bytes(a.value);
+    sum.flops += a.heads * (2 * pairs * (a.nope + a.rope + a.v) + 2.0 * rows.to * a.latent * (a.nope + a.v));
+  }
+  return sum;
 }
 Cost cost(const MixArgs& a, const StepHeader& s) {
   return rows_cost(row_count(a.rows, s), (a.sources + 1.0) * a.width, 3);
@@ -92,6 +113,11 @@ int units(const LatentArgs&, const StepHeader& s) { return s.tokens; }
 int units(const IndexKeyArgs& a, const StepHeader& s) { return a.pool == 1 ? s.tokens : s.spans; }
 int units(const IndexArgs&, const StepHeader& s) { return s.tokens; }
 int units(const AttentionArgs& a, const StepHeader& s) { return s.tokens * ((a.heads + 31) / 32); }
+int units(const ExpandedArgs& a, const StepHeader& s) {
+  for (int i = 0; i < s.spans; ++i)
+    if (expanded_rows(s.span[i], a.expand_below).rows()) return s.spans * a.heads;
+  return 0;
+}
 int units(const MixArgs& a, const StepHeader& s) { return row_count(a.rows, s); }
 int units(const HcPreArgs&, const StepHeader& s) { return s.tokens; }
 int units(const HcPostArgs&, const StepHeader& s) { return s.tokens; }

@@ -105,15 +105,15 @@ void add_sources(Matrix& matrix, const StoredMatrix& m) {
   if (m.scales) matrix.sources.push_back(m.scales);
 }
 
-// Panel p of parts laid side by side, each from a panel boundary.
-Matrix side_by_side(std::string label, std::vector<StoredMatrix> parts) {
+// Panel p of parts laid side by side, each from a multiple of `align` columns.
+Matrix side_by_side(std::string label, std::vector<StoredMatrix> parts, int align = kPanel) {
   Matrix matrix;
   matrix.label = std::move(label);
   int panels = 0;
   auto starts = std::make_shared<std::vector<int>>();
   for (const StoredMatrix& m : parts) {
     starts->push_back(panels);
-    panels += static_cast<int>((m.rows + kPanel - 1) / kPanel);
+    panels += round_up(static_cast<int>(m.rows), align) / kPanel;
     add_sources(matrix, m);
   }
   matrix.w = {.n = parts.size() == 1 ? static_cast<int>(parts[0].rows) : panels * kPanel,
@@ -151,13 +151,13 @@ Matrix interleaved(std::string label, std::vector<std::pair<StoredMatrix, Stored
 
 }  // namespace
 
-Parts Builder::matrices(const std::string& label, const std::vector<Part>& parts, int k) {
+Parts Builder::matrices(const std::string& label, const std::vector<Part>& parts, int k, int align) {
   Parts out;
   out.k = k;
   std::vector<StoredMatrix> run;
   const auto close = [&] {
     if (run.empty()) return;
-    out.matrices.push_back(add_matrix(side_by_side(label, std::move(run))));
+    out.matrices.push_back(add_matrix(side_by_side(label, std::move(run), align)));
     run.clear();
   };
   for (const Part& part : parts) {
@@ -165,7 +165,7 @@ Parts Builder::matrices(const std::string& label, const std::vector<Part>& parts
     if (!run.empty() && packed_format(run.back()) != packed_format(m)) close();
     if (run.empty()) out.columns.push_back(out.width);
     out.offset.push_back(out.width);
-    out.width += round_up(part.rows, kPanel);
+    out.width += round_up(part.rows, align);
     run.push_back(m);
   }
   close();
@@ -234,20 +234,20 @@ int Builder::key_absorb(const std::string& name, const MlaSpec& mla) {
   return add_matrix(std::move(matrix));
 }
 
-int Builder::value_expand(const std::string& name, const MlaSpec& mla) {
-  const int per_head = mla.nope + mla.v, nope = mla.nope, v = mla.v;
+int Builder::head_rows(const std::string& name, const MlaSpec& mla, bool values) {
+  const int per_head = mla.nope + mla.v, skip = values ? mla.nope : 0, n = values ? mla.v : mla.nope;
   const StoredMatrix m = stored(name, static_cast<int64_t>(mla.heads) * per_head, mla.kv_lora);
   Matrix matrix;
-  matrix.label = name + " W_UV";
+  matrix.label = name + (values ? " W_UV" : " W_UK");
   matrix.copies = mla.heads;
   const WeightFormat format = packed_format(m) == WeightFormat::bf16 ? WeightFormat::bf16 : WeightFormat::f32;
-  matrix.w = {.n = v, .k = mla.kv_lora, .format = format};
+  matrix.w = {.n = n, .k = mla.kv_lora, .format = format};
   add_sources(matrix, m);
   matrix.pack = [=](int head, int panel, std::byte* codes, std::byte*) {
-    const int columns = std::min(kPanel, v - panel * kPanel), k = static_cast<int>(m.columns);
+    const int columns = std::min(kPanel, n - panel * kPanel), k = static_cast<int>(m.columns);
     std::vector<float> rows(static_cast<size_t>(columns) * k);
     for (int c = 0; c < columns; ++c)
-      read_row(m, static_cast<int64_t>(head) * per_head + nope + panel * kPanel + c, 0, k,
+      read_row(m, static_cast<int64_t>(head) * per_head + skip + panel * kPanel + c, 0, k,
                rows.data() + static_cast<size_t>(c) * k);
     pack_values(format, rows.data(), columns, k, codes);
   };

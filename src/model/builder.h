@@ -17,10 +17,15 @@
 
 namespace weft {
 
+// How MLA layers compute prompts. automatic: expanded below the position where it stops paying, absorbed beyond.
+enum class MlaForm : uint8_t { automatic, absorbed, expanded };
+
 struct BuildOptions {
   int max_tokens = 512;   // of one step
   int max_logits = 16;    // rows of one step whose logits are wanted
   bool trace = false;     // keep what Builder::trace() names
+  MlaForm mla = MlaForm::automatic;
+  bool poison = false;    // tests: the values of a step start as NaN, so that what reads the unwritten shows
 };
 
 // The same rows as f32 and as operand; equal on ISAs whose operands are f32.
@@ -34,7 +39,7 @@ struct Sink {
   bool add = false;  // onto what is there
 };
 
-// Named parts of a matrix packed side by side, each starting at a multiple of 16 columns.
+// Named parts of a matrix packed side by side, each starting at a multiple of 16 columns (or of more, see matrices).
 struct Parts {
   std::vector<int> matrices;   // of Weights; one per run of parts with the same stored format
   std::vector<int> columns;    // first column of each matrix in the output
@@ -75,15 +80,17 @@ class Builder {
     std::string name;  // without ".weight"
     int rows;
   };
-  Parts matrices(const std::string& label, const std::vector<Part>& parts, int k);
+  // align: of the parts' first columns, a multiple of 16. A part that is itself the input of a product starts and ends at
+  // multiples of 32: products read whole steps of k, and zero weights do not stop a NaN of what lies behind.
+  Parts matrices(const std::string& label, const std::vector<Part>& parts, int k, int align = kPanel);
   int head_matrix();  // lm_head, or the embedding when tied
   int pair_matrix(const std::string& label, const std::string& gate, const std::string& up, int rows, int k);
   // copies of (gate, up) pairs or of plain matrices, one per expert
   int expert_pairs(const std::string& label, const std::vector<std::pair<std::string, std::string>>& names, int rows, int k);
   int experts(const std::string& label, const std::vector<std::string>& names, int rows, int k);
-  // kv_b_proj per head (dsa.md 1.3): W_UK^T [R, nope], W_UV [v, R]
+  // kv_b_proj per head (dsa.md 1.2, 1.3): W_UK^T [R, nope] to absorb, W_UK [nope, R] and W_UV [v, R] to expand
   int key_absorb(const std::string& name, const MlaSpec& mla);
-  int value_expand(const std::string& name, const MlaSpec& mla);
+  int head_rows(const std::string& name, const MlaSpec& mla, bool values);
   Slot vector(const std::string& label, size_t count, std::vector<const TensorInfo*> sources,
               std::function<void(float*)> fill);
   Slot norm_weight(const std::string& name, int width);  // ".weight" [width]

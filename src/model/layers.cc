@@ -127,7 +127,7 @@ void kda_layer(Stack& s, const Site& site) {
   std::vector<Builder::Part> narrow = {{scope + "f_a_proj", rank}};
   if (kda.full_rank_gate) wide.push_back({scope + "g_proj", P});
   else narrow.push_back({scope + "g_a_proj", rank});
-  const Parts in = b.matrices(scope + "qkv", wide, D), low = b.matrices(scope + "f_a", narrow, D);
+  const Parts in = b.matrices(scope + "qkv", wide, D), low = b.matrices(scope + "f_a", narrow, D, kStep);
   const Val qkv = b.linear(x, in, scope + "qkv", false);
   const Val rank_rows = b.linear(x, low, scope + "f_a", true);
 
@@ -232,6 +232,18 @@ void rotate(Stack& s, const std::string& label, const Val& x, int x_head, const 
   r.add();
 }
 
+// First position whose prompts are computed absorbed. Flops per (query, key) pair and head are 2 (nope + rope + v)
+// expanded and 2 (2 R + rope) absorbed; a selection makes the absorbed form constant from top-k on (kimi_k31.md 8: break-
+// even at 7 to 8 thousand), without one the expanded form always wins.
+int expand_below(MlaForm form, const ModelConfig& c, bool selects) {
+  if (form == MlaForm::absorbed) return 0;
+  constexpr int kAlways = 1 << 30;
+  if (form == MlaForm::expanded || !selects) return kAlways;
+  const MlaSpec& mla = c.mla;
+  const double absorbed = 2.0 * mla.kv_lora + mla.rope, expanded = mla.nope + mla.rope + mla.v;
+  return round_up(static_cast<int>(c.indexer.topk * absorbed / expanded), kKeyBlock);
+}
+
 void mla_layer(Stack& s, const Site& site, const LayerSpec& layer) {
   Builder& b = s.b;
   const MlaSpec& mla = s.c.mla;
@@ -291,7 +303,8 @@ void mla_layer(Stack& s, const Site& site, const LayerSpec& layer) {
 
   // Absorbed queries: W_UK^T q_nope beside q_pe.
   const Val absorbed = b.op_rows(scope + "absorbed", H * row);
-  const int key_absorb = b.key_absorb(scope + "kv_b_proj", mla), expand = b.value_expand(scope + "kv_b_proj", mla);
+  const int key_absorb = b.key_absorb(scope + "kv_b_proj", mla), expand = b.head_rows(scope + "kv_b_proj", mla, true);
+  const int below = expand_below(b.options.mla, s.c, indexed || layer.shared_index);
   {
     const Matrix& m = b.weights.matrices[key_absorb];
     auto g = b.graph.make<GemmArgs>("gemm", scope + "W_UK", b.kernels.gemm);
@@ -310,7 +323,7 @@ void mla_layer(Stack& s, const Site& site, const LayerSpec& layer) {
     auto a = b.graph.make<AttentionArgs>("attention", scope + "attention", b.kernels.attention);
     a->ld_q = absorbed.ld, a->q_head = row, a->heads = H, a->latent = R, a->rope = mla.rope;
     a->scale = mla.softmax_scale, a->page_bytes = b.caches.slab_bytes[slab], a->row_elements = row;
-    a->ld_out = attended.ld, a->out_head = out_head;
+    a->ld_out = attended.ld, a->out_head = out_head, a->expand_below = below;
     a.at(a->q, absorbed).at(a->slab, b.slab(slab)).at(a->out, attended);
     if (layer.own_indexer || layer.shared_index) {
       a->width = s.list.width;
@@ -332,6 +345,24 @@ void mla_layer(Stack& s, const Site& site, const LayerSpec& layer) {
       g.at(g->gate, part(gate));
     }
     g.add();
+  }
+  if (below) {  // overwrites the rows it takes
+    const Matrix &key = b.weights.matrices[b.head_rows(scope + "kv_b_proj", mla, false)], &value = b.weights.matrices[expand];
+    auto a = b.graph.make<ExpandedArgs>("attention_expanded", scope + "attention", b.kernels.attention_expanded);
+    a->ld_q = q.ld, a->q_head = head, a->ld_pe = absorbed.ld, a->pe_head = row, a->key = key.w, a->value = value.w;
+    a->heads = H, a->latent = R, a->nope = mla.nope, a->rope = mla.rope, a->v = mla.v, a->scale = mla.softmax_scale;
+    a->page_bytes = b.caches.slab_bytes[slab], a->row_elements = row, a->expand_below = below, a->ld_out = values.ld;
+    a.at(a->q, q).at(a->q_pe, Builder::view(absorbed, R, H * row - R)).at(a->slab, b.slab(slab)).at(a->out, values);
+    a.at(a->key.codes, key.codes).at(a->value.codes, value.codes);
+    if (indexed || layer.shared_index) {
+      a->width = s.list.width;
+      a.at(a->list, s.list).at(a->count, s.count);
+    }
+    if (mla.output_gate) {
+      a->ld_gate = down.ld;
+      a.at(a->gate, part(gate));
+    }
+    a.add();
   }
   const Sink sink = s.residual.sink(site);
   b.into(sink, scope + "o_proj", values, b.matrices(scope + "o_proj", {{scope + "o_proj", D}}, H * mla.v));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstring>
 
 namespace weft {
 namespace {
@@ -66,6 +67,7 @@ void Model::run(StepHeader step) {
   std::fill_n(nonfinite_.begin(), step.tokens, INT_MAX);
   step.nonfinite = nonfinite_.data();
   step.state_stride = state_stride_;
+  if (builder_->options.poison) std::memset(arena_.data(), 0xff, builder_->graph.arena_bytes());
   executor_->run(builder_->graph, step);
 }
 

@@ -25,6 +25,11 @@ static inline M first_n(int n) {
   return {_mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane)),
           _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), lane))};
 }
+static inline __m256 from_bits8(uint32_t b) {
+  const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int>(b)), lane), lane));
+}
+static inline M from_bits(uint32_t b) { return {from_bits8(b), from_bits8(b >> 8)}; }
 static inline V load_n(const float* p, int n) {
   const M m = first_n(n);
   return {_mm256_maskload_ps(p, _mm256_castps_si256(m.a)),

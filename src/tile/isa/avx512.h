@@ -23,6 +23,7 @@ static inline void store(float* p, V x) { _mm512_storeu_ps(p, x); }
 static inline M first_n(int n) {
   return {static_cast<__mmask16>(n >= 16 ? 0xffff : n <= 0 ? 0 : (1u << n) - 1)};
 }
+static inline M from_bits(uint32_t b) { return {static_cast<__mmask16>(b)}; }
 static inline V load_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first_n(n).m, p); }
 static inline void store_n(float* p, V x, int n) { _mm512_mask_storeu_ps(p, first_n(n).m, x); }
 static inline V fma(V x, V y, V z) { return _mm512_fmadd_ps(x, y, z); }

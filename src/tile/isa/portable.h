@@ -39,6 +39,7 @@ static inline V round(V a) {  // to nearest even, |a| < 2^22
 }
 static inline M less(V a, V b) { M m{0}; EACH m.bits |= static_cast<uint16_t>((a.v[i] < b.v[i]) << i); return m; }
 static inline M first_n(int n) { return M{static_cast<uint16_t>(n >= 16 ? 0xffff : n <= 0 ? 0 : (1 << n) - 1)}; }
+static inline M from_bits(uint32_t b) { return M{static_cast<uint16_t>(b)}; }
 static inline V select(M m, V a, V b) { EACH b.v[i] = (m.bits >> i & 1) ? a.v[i] : b.v[i]; return b; }
 static inline uint32_t bits(M m) { return m.bits; }
 static inline V exponent(V n) {  // 2^n for integral n in [-126, 127]
