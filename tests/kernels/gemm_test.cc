@@ -177,17 +177,24 @@ TEST_P(Gemm, RowZeroAlone) {
     }
 }
 
-// More rows than accumulators are kept for (kernels.h says nothing of such a limit, so there must be none).
-TEST_P(Gemm, ManyRows) {
-  const GemmCase c{WeightFormat::e4m3, Epilogue::store_f32, 20, 140};
-  const Product p(table(), c, 1030, 5);
-  const F32Rows all = run<false>(machine(), p, 0, 1030, 2, 2), last = run<false>(machine(), p, 1029, 1, 1, 1);
-  EXPECT_TRUE(last.same_row(0, all, 1029, 0, c.n));
-  std::vector<double> actual;
-  BoundedVec expected;
-  for (int r : {0, 511, 512, 1023, 1024, 1029})
-    for (int i = 0; i < c.n; ++i) actual.push_back(all.get(r, i)), expected.push(p.expected(r, 0, i));
-  EXPECT_CLOSE(actual, expected.value, expected.error);
+// More rows, columns and k than any block holds (kernels.h names no limit, so there must be none): blocks of
+// rows, of units and of k change no bit.
+TEST_P(Gemm, ManyRowsColumnsAndK) {
+  for (const WeightFormat format : cases::kFormats) {
+    const GemmCase c{format, Epilogue::store_f32, 290, 1100};
+    SCOPED_TRACE(::testing::Message() << c);
+    const Product p(table(), c, 530, 5);
+    const F32Rows all = run<false>(machine(), p, 0, 530, 1, 1), cut = run<false>(machine(), p, 0, 530, 7, 2);
+    EXPECT_TRUE(all.same_bytes(cut));
+    std::vector<double> actual;
+    BoundedVec expected;
+    for (int r : {0, 511, 512, 529}) {
+      const F32Rows one = run<false>(machine(), p, r, 1, 1, 1);
+      EXPECT_TRUE(one.same_row(0, all, r, 0, c.n)) << "row " << r;
+      for (int i = 0; i < c.n; ++i) actual.push_back(all.get(r, i)), expected.push(p.expected(r, 0, i));
+    }
+    EXPECT_CLOSE(actual, expected.value, expected.error);
+  }
 }
 
 TEST_P(Gemm, NoRows) {
