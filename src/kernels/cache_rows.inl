@@ -47,7 +47,9 @@ static inline void store_key(const IndexKeyArgs& a, const StepHeader& step, cons
   constexpr int kK = kBf16Operands ? 2 : 1;  // k of one line
   alignas(64) op_t narrow[kMaxHeadDim];
   for (int c = 0; c < a.dim; c += 16) store(narrow + c, load_n(x + c, a.dim - c));
-  for (int d = 0; d < a.dim; ++d) panel[static_cast<size_t>(d / kK) * kPanel * kK + lane * kK + d % kK] = narrow[d];
+  const int padded = round_up(a.dim, kStep);  // a page that was just taken holds anything
+  clear(narrow, a.dim, padded);
+  for (int d = 0; d < padded; ++d) panel[static_cast<size_t>(d / kK) * kPanel * kK + lane * kK + d % kK] = narrow[d];
 }
 
 // softmax over the pool's tokens per channel of (gate + ape), applied to their keys; f32 throughout (dsa.md 3.2).
