@@ -1,7 +1,8 @@
 // Decides what one step computes: every running sequence's next token, then prompt chunks until the step is full.
 //
 // Prompt chunks end at absolute multiples of 64 tokens (the last one where the prompt ends): KDA chunks and attention
-// blocks are cut there, so how a prompt was chunked changes no bit of it.
+// blocks are cut there, so how a prompt was chunked changes no bit of it. A step that has less room than that for a prompt
+// leaves it to the next one; only where decodes never leave 64 tokens free are chunks cut elsewhere.
 #pragma once
 
 #include <vector>
