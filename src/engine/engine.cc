@@ -73,6 +73,7 @@ Engine::Engine(const EngineOptions& options) {
   try {
     tokenizer_ = Tokenizer::load(model_->checkpoint().path());
   } catch (const Error& error) {
+    if (options.need_tokenizer) throw;
     tokenizer_error_ = error.what();
   }
   team_ = std::make_unique<Team>(count, false, kernels.thread_init);
@@ -164,10 +165,16 @@ void Engine::admit() {
   while (!waiting_.empty()) {
     Running& r = *waiting_.front();
     const bool resumes = r.request.session && r.request.session->sequence.alive();
-    if (!r.cancelled && !resumes && !caches_->can_create()) return;
+    const bool busy = r.request.session && std::any_of(running_.begin(), running_.end(), [&](const auto& other) {
+      return other->session == r.request.session;
+    });
+    if (!r.cancelled && busy) return;  // one request of a conversation after the other
+    const bool full = !r.cancelled && !resumes && !caches_->can_create();
+    if (full && !running_.empty()) return;
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
-    if (!r.cancelled) begin(r);
+    if (full) finish(r, Finish::error, "all sequences are held by sessions that do nothing: close one, or allow more at once");
+    else if (!r.cancelled) begin(r);
   }
 }
 
@@ -175,8 +182,8 @@ bool Engine::step() {
   admit();
   for (auto it = running_.begin(); it != running_.end();) {  // those that were cancelled, or ask for nothing
     Running& r = **it;
-    if (r.cancelled) finish(r, Finish::cancelled);
-    else if (r.limit == 0) finish(r, Finish::length);
+    if (r.result.finish == Finish::none && r.cancelled) finish(r, Finish::cancelled);
+    else if (r.result.finish == Finish::none && r.limit == 0) finish(r, Finish::length);
     it = r.result.finish != Finish::none ? running_.erase(it) : std::next(it);
   }
   if (running_.empty()) return !waiting_.empty();

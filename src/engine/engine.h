@@ -29,6 +29,7 @@ struct EngineOptions {
   int sequences = 1;        // at once
   int checkpoints = 2;      // saved states, for conversations that go back
   bool check_memory = true; // refuse what does not fit, before loading
+  bool need_tokenizer = false;  // refuse a folder without one, before loading
   std::function<void(const MemoryPlan&)> on_plan;  // before any weight is read
   std::function<void(const LoadProgress&)> on_load;
 };
