@@ -9,6 +9,47 @@ namespace {
 
 Json read_config(const Checkpoint& checkpoint) { return parse_json_file(checkpoint.config_path()); }
 
+// "layers.3.self_attn.o_proj": what is left of a module's name when the prefixes that differ between releases are gone.
+std::string_view plain_name(std::string_view name) {
+  const size_t layers = name.find("layers.");
+  return layers == std::string_view::npos ? name : name.substr(layers);
+}
+
+// Lists of modules left unquantised are written under other prefixes, shortened or fused; they decide nothing. One that
+// names a quantised tensor is worth a word.
+void compare_unquantized(const Weights& weights, ModelConfig& config) {
+  int contradictions = 0;
+  std::string first;
+  for (const Matrix& matrix : weights.matrices)
+    for (const TensorInfo* t : matrix.sources) {
+      const std::string_view name = t->name, module = plain_name(name.substr(0, name.rfind('.')));
+      if (t->dtype != StoredDtype::f8_e4m3 && !name.ends_with(".weight_packed")) continue;
+      for (const std::string& entry : config.unquantized_modules) {
+        const std::string_view listed = plain_name(entry);
+        if (module != listed && !module.ends_with("." + std::string(listed))) continue;
+        if (contradictions++ == 0) first = t->name;
+        break;
+      }
+    }
+  if (contradictions)
+    config.warnings.push_back(fmt::format(
+        "quantization_config lists {} as unquantised, but the file holds it quantised{}: the file counts", first,
+        contradictions > 1 ? fmt::format(" (and {} more)", contradictions - 1) : ""));
+}
+
+// A tied model reads the embedding as its head, whatever head is stored.
+void compare_tied_head(const Checkpoint& checkpoint, const Builder& parts, ModelConfig& config) {
+  if (!config.tie_embeddings) return;
+  const TensorInfo* table = parts.find("embed_tokens.weight");
+  for (const char* name : {"lm_head.weight", "language_model.lm_head.weight"}) {
+    const TensorInfo* head = checkpoint.find(name);
+    if (!head || !table) continue;
+    if (head->dtype != table->dtype || head->bytes != table->bytes || std::memcmp(head->data, table->data, head->bytes) != 0)
+      config.warnings.push_back(fmt::format("{} differs from the embedding, but tie_word_embeddings is true: the embedding "
+                                            "is the output head", head->name));
+  }
+}
+
 }  // namespace
 
 Model::Model(const std::string& path, const KernelTable& kernels, const BuildOptions& options) : checkpoint_(path) {
@@ -17,6 +58,8 @@ Model::Model(const std::string& path, const KernelTable& kernels, const BuildOpt
   config_ = arch_->read(json, checkpoint_.config_path(), &checkpoint_);
   builder_ = std::make_unique<Builder>(kernels, config_, checkpoint_, options);
   arch_->build(*builder_, config_);
+  compare_unquantized(builder_->weights, config_);
+  compare_tied_head(checkpoint_, *builder_, config_);
   builder_->graph.plan();
   nonfinite_.resize(builder_->row_capacity(Rows::tokens));
 }
