@@ -1,0 +1,249 @@
+#include "app/bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <random>
+
+#include "app/report.h"
+#include "base/check.h"
+#include "base/cpu.h"
+#include "base/memory.h"
+#include "engine/batch.h"
+#include "kernels/dispatch.h"
+
+namespace weft {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+class Rig {
+ public:
+  explicit Rig(const EngineOptions& options)
+      : kernels_(choose_kernels(options.isa, cpu_features())),
+        chunk_(options.chunk),
+        threads_(options.threads > 0 ? options.threads : default_threads().threads),
+        team_(threads_, false, kernels_.thread_init) {
+    BuildOptions build;
+    build.max_tokens = chunk_;
+    model_ = std::make_unique<Model>(options.model, kernels_, build);
+    // One saved state: every repeat goes back to the depth.
+    const CacheLimits limits =
+        cache_limits(model_->config(), options.context, 1, model_->cache_shape().slot_bytes ? 1 : 0);
+    plan_ = model_->memory(limits, threads_);
+    const size_t available = available_memory();
+    if (options.check_memory && available && plan_.total() > available)
+      fail("{}: needs {} but only {} of memory is available (see weft plan)", model_->checkpoint().path(),
+           human_bytes(plan_.total()), human_bytes(available));
+    caches_ = std::make_unique<Caches>(model_->cache_shape(), limits);
+    model_->load(team_, {});
+    model_->bind(*caches_, team_);
+    batch_ = std::make_unique<Batch>(chunk_, build.max_logits, 1, limits.max_tokens);
+    sequence_ = caches_->create();
+  }
+
+  void read(int tokens) {
+    while (tokens > 0) {
+      const int n = std::min(tokens, chunk_);
+      step(n, tokens == n ? WantLogits::last : WantLogits::none);
+      tokens -= n;
+    }
+  }
+  void generate(int tokens) {
+    for (int i = 0; i < tokens; ++i) step(1, WantLogits::last);
+  }
+  // Makes `depth` tokens the place to come back to.
+  void start_at(int depth) {
+    sequence_.truncate(0);
+    read(depth);
+    sequence_.checkpoint();
+  }
+  void back_to(int depth) { sequence_.truncate(depth); }
+
+  const Model& model() const { return *model_; }
+  const KernelTable& kernels() const { return kernels_; }
+  int threads() const { return threads_; }
+  size_t planned() const { return plan_.total(); }
+
+ private:
+  void step(int n, WantLogits want) {
+    ids_.resize(n);
+    std::uniform_int_distribution<int32_t> id(0, model_->config().vocab - 1);
+    for (int32_t& token : ids_) token = id(random_);
+    WEFT_CHECK(sequence_.can_extend(n));
+    sequence_.extend(n);
+    batch_->clear();
+    batch_->add(sequence_, ids_, want);
+    model_->run(batch_->header());
+    sequence_.commit(n);
+  }
+
+  const KernelTable& kernels_;
+  int chunk_, threads_;
+  Team team_;
+  MemoryPlan plan_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Caches> caches_;
+  std::unique_ptr<Batch> batch_;
+  Sequence sequence_;
+  std::vector<int32_t> ids_;
+  std::mt19937 random_{1};
+};
+
+void check_options(const BenchOptions& options) {
+  const auto none_negative = [](const std::vector<int>& values, const char* flag) {
+    for (const int v : values)
+      if (v < 0) usage("{} {}: expected 0 or more tokens", flag, v);
+  };
+  none_negative(options.prompts, "-p");
+  none_negative(options.generations, "-n");
+  none_negative(options.depths, "-d");
+  if (options.repeats < 1) usage("-r {}: expected 1 or more", options.repeats);
+}
+
+int longest(const BenchOptions& options) {
+  const auto most = [](const std::vector<int>& v) {
+    return v.empty() ? 0 : *std::max_element(v.begin(), v.end());
+  };
+  const int64_t tokens =
+      static_cast<int64_t>(most(options.depths)) + std::max(most(options.prompts), most(options.generations));
+  if (tokens > INT32_MAX) usage("-d, -p, -n: {} tokens in all are too many", tokens);
+  return std::max(static_cast<int>(tokens), 1);
+}
+
+template <class F>
+BenchRow measure(Rig& rig, const BenchOptions& options, BenchRow row, int tokens, const F& work) {
+  std::vector<double> rates;
+  for (int i = -1; i < options.repeats; ++i) {  // -1: warm-up
+    rig.back_to(row.depth);
+    const Clock::time_point start = Clock::now();
+    work();
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (i >= 0) rates.push_back(tokens / std::max(seconds, 1e-9));
+  }
+  row.tokens_per_s = median(rates);
+  row.deviation = deviation(rates);
+  return row;
+}
+
+std::string test_name(const char* kind, int tokens, int depth) {
+  return depth ? fmt::format("{}{} @ d{}", kind, tokens, depth) : fmt::format("{}{}", kind, tokens);
+}
+
+Json report_json(const BenchReport& report) {
+  Json out = Json::array();
+  for (const BenchRow& row : report.rows)
+    out.push_back({{"model", report.model},
+                   {"family", report.family},
+                   {"test", row.test},
+                   {"n_prompt", row.prompt},
+                   {"n_gen", row.generated},
+                   {"n_depth", row.depth},
+                   {"tokens_per_s", row.tokens_per_s},
+                   {"stddev", row.deviation},
+                   {"repeats", report.repeats},
+                   {"isa", report.isa},
+                   {"cpu", report.cpu},
+                   {"threads", report.threads},
+                   {"weights_bytes", report.weights_bytes},
+                   {"planned_bytes", report.planned_bytes},
+                   {"peak_rss_bytes", report.peak_rss_bytes}});
+  return out;
+}
+
+void print_report(const BenchReport& report) {
+  fmt::print("| {:<24} | {:<12} | {:<10} | {:>7} | {:<8} | {:<16} | {:>20} |\n", "model", "family", "weights",
+             "threads", "isa", "test", "t/s");
+  fmt::print("| :{0:-<23} | :{0:-<11} | {0:->9}: | {0:->6}: | :{0:-<7} | :{0:-<15} | {0:->19}: |\n", "");
+  for (const BenchRow& row : report.rows)
+    fmt::print("| {:<24} | {:<12} | {:<10} | {:>7} | {:<8} | {:<16} | {:>20} |\n", report.model,
+               report.family, human_bytes(report.weights_bytes), report.threads, report.isa, row.test,
+               fmt::format("{:.2f} ± {:.2f}", row.tokens_per_s, row.deviation));
+  fmt::print("\n{}; peak memory {}, planned {}\n", report.cpu, human_bytes(report.peak_rss_bytes),
+             human_bytes(report.planned_bytes));
+}
+
+}  // namespace
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+double deviation(const std::vector<double>& values) {
+  if (values.size() < 2) return 0;
+  double mean = 0, sum = 0;
+  for (const double v : values) mean += v / static_cast<double>(values.size());
+  for (const double v : values) sum += (v - mean) * (v - mean);
+  return std::sqrt(sum / static_cast<double>(values.size() - 1));
+}
+
+BenchReport bench_model(const BenchOptions& options) {
+  check_options(options);
+  EngineOptions engine = options.engine;
+  if (engine.context == 0)
+    engine.context = longest(options);
+  else if (engine.context < longest(options))
+    usage("-c {}: the tests need {} tokens", engine.context, longest(options));
+  Rig rig(engine);
+  BenchReport report;
+  report.model = rig.model().checkpoint().name();
+  report.family = rig.model().config().family;
+  report.isa = rig.kernels().isa;
+  report.cpu = cpu_name();
+  report.threads = rig.threads();
+  report.repeats = options.repeats;
+  report.weights_bytes = rig.model().parts().weights.bytes();
+  report.planned_bytes = rig.planned();
+  for (const int depth : options.depths) {
+    rig.start_at(depth);
+    for (const int p : options.prompts)
+      if (p > 0)
+        report.rows.push_back(
+            measure(rig, options, {test_name("pp", p, depth), p, 0, depth}, p, [&] { rig.read(p); }));
+    for (const int n : options.generations)
+      if (n > 0)
+        report.rows.push_back(
+            measure(rig, options, {test_name("tg", n, depth), 0, n, depth}, n, [&] { rig.generate(n); }));
+  }
+  report.peak_rss_bytes = peak_rss();
+  return report;
+}
+
+void add_bench(CLI::App& app) {
+  struct Flags {
+    CommonFlags common;
+    BenchOptions bench;
+    bool json = false;
+  };
+  CLI::App* sub = app.add_subcommand("bench", "Measure speed");
+  sub->require_subcommand(1);
+  CLI::App* model = sub->add_subcommand("model", "Tokens per second of a model: reading prompts, generating");
+  auto flags = std::make_shared<Flags>();
+  add_engine_flags(*model, flags->common);
+  const auto list = [model](const char* name, std::vector<int>& values, const char* help) {
+    model->add_option(name, values, help)
+        ->type_name("N,M")
+        ->delimiter(',')
+        ->take_all()
+        ->allow_extra_args(false);
+  };
+  list("-p,--n-prompt", flags->bench.prompts, "Tokens to read, 0 = no such test (default: 512)");
+  list("-n,--n-gen", flags->bench.generations, "Tokens to generate, 0 = no such test (default: 128)");
+  list("-d,--n-depth", flags->bench.depths, "Tokens in the caches before each test (default: 0)");
+  model->add_option("-r,--repetitions", flags->bench.repeats, "Repeats (default: 5)")->type_name("N");
+  model->add_flag("--json", flags->json, "As JSON");
+  model->callback([flags] {
+    flags->bench.engine = engine_options(flags->common);
+    const BenchReport report = bench_model(flags->bench);
+    if (flags->json)
+      print_json(report_json(report));
+    else
+      print_report(report);
+  });
+}
+
+}  // namespace weft
