@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <set>
+#include <string_view>
 
 namespace weft {
 namespace {
@@ -18,18 +20,24 @@ std::string_view plain_name(std::string_view name) {
 // Lists of modules left unquantised are written under other prefixes, shortened or fused; they decide nothing. One that
 // names a quantised tensor is worth a word.
 void compare_unquantized(const Weights& weights, ModelConfig& config) {
+  std::set<std::string_view> listed;
+  for (const std::string& entry : config.unquantized_modules) listed.insert(plain_name(entry));
+  // A shortened name is what stands behind some dot: few look-ups each, since experts are a quarter of a million.
+  const auto names = [&](std::string_view module) {
+    for (;;) {
+      if (listed.contains(module)) return true;
+      const size_t dot = module.find('.');
+      if (dot == std::string_view::npos) return false;
+      module.remove_prefix(dot + 1);
+    }
+  };
   int contradictions = 0;
   std::string first;
   for (const Matrix& matrix : weights.matrices)
     for (const TensorInfo* t : matrix.sources) {
-      const std::string_view name = t->name, module = plain_name(name.substr(0, name.rfind('.')));
+      const std::string_view name = t->name;
       if (t->dtype != StoredDtype::f8_e4m3 && !name.ends_with(".weight_packed")) continue;
-      for (const std::string& entry : config.unquantized_modules) {
-        const std::string_view listed = plain_name(entry);
-        if (module != listed && !module.ends_with("." + std::string(listed))) continue;
-        if (contradictions++ == 0) first = t->name;
-        break;
-      }
+      if (names(plain_name(name.substr(0, name.rfind('.')))) && contradictions++ == 0) first = t->name;
     }
   if (contradictions)
     config.warnings.push_back(fmt::format(
