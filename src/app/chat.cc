@@ -118,7 +118,7 @@ void chat(const ChatCommand& flags) {
   check_sampling_flags(flags.sampling);
   catch_interrupts(3);  // one stops an answer; who presses three times in one means the program
   const Notes notes(flags.quiet);
-  const std::unique_ptr<Engine> engine = load_engine(flags.common, notes);
+  const std::unique_ptr<Engine> engine = load_engine(flags.common, notes, true);
   Conversation conversation(flags, *engine, notes);
   forget_interrupts();
   LineReader reader;

@@ -1,5 +1,8 @@
 #include "app/cli.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -33,6 +36,20 @@ void check_command(const CLI::App& app, int argc, char** argv) {
   usage("no command \"{}\"; commands: {}", word, names);
 }
 
+// CLI11 shows every check and REQUIRED beside a flag; the type's name is enough, the text says the rest.
+class PlainFormatter : public CLI::Formatter {
+ public:
+  PlainFormatter() { column_width(32); }
+  std::string make_option_opts(const CLI::Option* option) const override {
+    const std::string type = option->get_type_name();
+    return option->get_type_size() == 0 ? "" : " " + type.substr(0, type.find(':'));
+  }
+  std::string make_option_name(const CLI::Option* option, bool positional) const override {
+    const std::string name = CLI::Formatter::make_option_name(option, positional);
+    return name.substr(0, name.find('{'));  // --no-thinking{false}
+  }
+};
+
 int say(int code, const std::string& message) {
   // One line, and one write, so that lines of several processes do not mix.
   const std::string line = "weft: " + printable(message, 4000) + "\n";
@@ -44,14 +61,14 @@ int parse_and_run(int argc, char** argv) {
   CLI::App app("weft: hybrid language models (KDA, DSA) on CPUs", "weft");
   app.set_version_flag("--version", std::string("weft ") + kVersion);
   app.set_help_flag("-h,--help", "Show this help");
-  app.footer(kFooter);
   app.require_subcommand(1);
-  app.get_formatter()->column_width(34);
+  app.formatter(std::make_shared<PlainFormatter>());
   // A later flag wins, so that a script's flags can be overridden by appending.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   for (auto add :
        {add_run, add_chat, add_tokenize, add_inspect, add_plan, add_synth, add_verify, add_bench, add_isa})
     add(app);
+  app.footer(kFooter);  // after them: they would inherit it
   try {
     check_command(app, argc, argv);
     app.parse(argc, argv);
@@ -117,12 +134,16 @@ EngineOptions engine_options(const CommonFlags& flags) {
 void add_isa(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("isa", "Show which instruction sets this machine runs, and why");
   sub->callback([] {
-    std::printf("%s\n%s\n", cpu_name().c_str(), explain_isas(cpu_features()).c_str());
+    std::printf("%s\n%s", cpu_name().c_str(), explain_isas(cpu_features()).c_str());
     std::printf("%s\n", default_threads().reason.c_str());
   });
 }
 
 int run_cli(int argc, char** argv) {
+  // A descriptor that the caller closed would go to the next file opened, a checkpoint's shard for instance.
+  // Read-only for all three: input is at its end, and output to nowhere is still an error.
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", O_RDONLY);
   int code = parse_and_run(argc, argv);
   errno = 0;
   const bool flushed = std::fflush(stdout) == 0;

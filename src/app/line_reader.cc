@@ -283,7 +283,10 @@ LineReader::Status LineReader::edit(const std::string& prompt, std::string& line
     if (changed && used_ == pending_.size()) draw();
     const int byte = next_byte();
     changed = true;
-    if (byte == kInputAgain) continue;
+    if (byte == kInputAgain) {  // back from Ctrl-Z
+      print(kPasteOn);
+      continue;
+    }
     if (byte == kInputInterrupted) return leave(Status::interrupt);
     if (byte == kInputEnded) return leave(Status::end);
     if (byte == '\n' || byte == '\r') return leave(Status::line);

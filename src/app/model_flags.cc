@@ -23,6 +23,10 @@ std::string size_text(size_t bytes) {
   return mib < 1000 ? fmt::format("{:.1f} MiB", mib) : fmt::format("{:.2f} GiB", mib / 1024);
 }
 
+std::string time_text(double seconds) {
+  return seconds < 1 ? fmt::format("{:.1f} ms", 1e3 * seconds) : fmt::format("{:.2f} s", seconds);
+}
+
 void say_threads(const CommonFlags& flags, const Notes& notes) {
   const ThreadChoice usual = default_threads();
   if (flags.threads > usual.threads) {
@@ -30,15 +34,16 @@ void say_threads(const CommonFlags& flags, const Notes& notes) {
         fmt::format("-t {}: more threads than CPUs here wait for each other; the default would be {}",
                     flags.threads, usual.reason));
   } else {
-    notes.line(flags.threads > 0 ? fmt::format("threads   {}, as asked for", flags.threads)
-                                 : "threads   " + usual.reason);
+    notes.line(flags.threads > 0 ? fmt::format("cpu       {} threads, as asked for", flags.threads)
+                                 : "cpu       " + usual.reason);
   }
 }
 
 }  // namespace
 
-std::unique_ptr<Engine> load_engine(const CommonFlags& flags, const Notes& notes) {
+std::unique_ptr<Engine> load_engine(const CommonFlags& flags, const Notes& notes, bool need_tokenizer) {
   EngineOptions options = engine_options(flags);
+  options.need_tokenizer = need_tokenizer;
   say_threads(flags, notes);
   Progress progress(notes, "loading  ");
   options.on_plan = [&](const MemoryPlan& plan) {
@@ -142,7 +147,8 @@ SamplingParams sampling_params(const SamplingFlags& flags, const ModelConfig& co
   params.temperature = choose("temperature", flags.temperature, config.default_temperature, 1.0);
   if (!params.greedy()) {
     params.top_p = choose("top-p", flags.top_p, config.default_top_p, 0.95);
-    params.top_k = static_cast<int64_t>(choose("top-k", flags.top_k, config.default_top_k, 0));
+    if (flags.top_k || config.default_top_k)
+      params.top_k = static_cast<int64_t>(choose("top-k", flags.top_k, config.default_top_k, 0));
   } else {
     // They change nothing, but a value out of range is still wrong.
     params.top_p = flags.top_p.value_or(1);
@@ -223,7 +229,7 @@ std::string describe_stats(const RequestStats& stats) {
   text += "; output " + tokens(stats.output_tokens);
   if (const double rate = stats.decode_rate(); rate > 0 && std::isfinite(rate))
     text += fmt::format(", {:.1f} tokens/s", rate);
-  if (stats.prefill_seconds > 0) text += fmt::format("; first token after {:.2f} s", stats.prefill_seconds);
+  if (stats.prefill_seconds > 0) text += fmt::format("; first token after {}", time_text(stats.prefill_seconds));
   return text + fmt::format("; peak memory {}", size_text(peak_rss()));
 }
 

@@ -13,8 +13,9 @@
 namespace weft {
 
 // Loads the model; says on stderr what it is, what memory it takes, how many threads run it and why, and how
-// far the loading is. Ctrl-C meanwhile ends with ExitCode 130.
-std::unique_ptr<Engine> load_engine(const CommonFlags& flags, const Notes& notes);
+// far the loading is. Ctrl-C meanwhile ends with ExitCode 130. error: all that Engine says; with
+// `need_tokenizer` also a folder without one.
+std::unique_ptr<Engine> load_engine(const CommonFlags& flags, const Notes& notes, bool need_tokenizer);
 
 // Absent: not given, so generation_config.json's value counts, or else temperature 1, top-p 0.95 (what Kimi's
 // model cards recommend), no top-k.

@@ -68,7 +68,7 @@ void run(const RunFlags& flags) {
   const std::string text = prompt_text(flags);
   if (text.empty()) usage("the prompt is empty: give text by -p, -f or stdin");
   const Notes notes(flags.quiet);
-  const std::unique_ptr<Engine> engine = load_engine(flags.common, notes);
+  const std::unique_ptr<Engine> engine = load_engine(flags.common, notes, !flags.ids);
 
   ChatRequest chat;
   Request request;

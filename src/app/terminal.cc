@@ -45,11 +45,18 @@ void put_terminal_back() {
   if (g_mode_on) tcsetattr(g_mode_fd, TCSADRAIN, &g_saved);
 }
 
+// For signals that come while the line editor waits: its bracketed paste ends as well.
+void leave_terminal() {
+  constexpr char kPasteOff[] = "\x1b[?2004l";
+  if (g_mode_on && ::write(g_mode_fd, kPasteOff, sizeof kPasteOff - 1) < 0) g_mode_on = 0;  // hung up
+  put_terminal_back();
+}
+
 void on_interrupt(int) {
   const int saved_errno = errno;
   g_presses = g_presses + 1;
   if (g_presses >= g_presses_to_quit) {
-    put_terminal_back();
+    leave_terminal();
     [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, "\n", 1);
     _exit(130);
   }
@@ -57,7 +64,7 @@ void on_interrupt(int) {
 }
 
 void on_end(int signal) {
-  put_terminal_back();
+  leave_terminal();
   g_mode_on = 0;
   ::signal(signal, SIG_DFL);
   ::raise(signal);
@@ -65,7 +72,7 @@ void on_end(int signal) {
 
 void on_stop(int) {
   const int saved_errno = errno;
-  put_terminal_back();
+  leave_terminal();
   ::raise(SIGSTOP);
   if (g_mode_on) tcsetattr(g_mode_fd, TCSADRAIN, &g_raw);
   errno = saved_errno;
@@ -120,7 +127,15 @@ int display_width(std::string_view text) {
 
 void Output::write(std::string_view bytes) {
   if (bytes.empty()) return;
-  style(bytes);
+  if (terminal_) {
+    // What a model writes must not act on the terminal (titles, key bindings, the clipboard).
+    std::string harmless(bytes);
+    for (char& c : harmless)
+      if ((static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 0x7f) c = '?';
+    style(harmless);
+  } else {
+    style(bytes);
+  }
   line_open_ = bytes.back() != '\n';
 }
 

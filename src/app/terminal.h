@@ -33,6 +33,7 @@ class Output {
   }
 
  private:
+  const bool terminal_ = terminal_style(1).terminal;
   bool line_open_ = false;
 };
 
