@@ -1,11 +1,13 @@
 #include "model/weights.h"
 
-#include <atomic>
+#include <algorithm>
 #include <exception>
 #include <mutex>
 
 namespace weft {
 namespace {
+
+constexpr size_t kLoadStep = size_t{64} << 20;
 
 size_t aligned(size_t bytes) { return (bytes + 63) & ~size_t{63}; }
 
@@ -51,11 +53,21 @@ void Weights::load(const Checkpoint& checkpoint, Graph& graph, Team& team,
     state.done += bytes;
     if (progress) progress(state);
   };
+  // `n` pieces of `bytes` each. Pages of the file are given back every kLoadStep, not once per tensor: an output head of
+  // 2.3 GB would be resident twice.
+  const auto pieces = [&](const std::vector<const TensorInfo*>& sources, int n, size_t bytes, const auto& pack) {
+    const int step = static_cast<int>(std::max<size_t>(1, kLoadStep / std::max<size_t>(1, bytes)));
+    for (int first = 0; first < n; first += step) {
+      const int count = std::min(step, n - first);
+      for_all(team, count, [&](int i) { pack(first + i); });
+      finished(sources, bytes * count);
+    }
+  };
   for (Matrix& m : matrices) {
     std::byte* codes = take(m.w.code_bytes() * m.copies);
     std::byte* scales = m.w.scale_bytes() ? take(m.w.scale_bytes() * m.copies) : nullptr;
     const int panels = m.w.panels();
-    for_all(team, panels * m.copies, [&](int i) {
+    pieces(m.sources, panels * m.copies, m.w.panel_bytes() + m.w.panel_scale_bytes(), [&](int i) {
       const size_t at = static_cast<size_t>(i);
       m.pack(i / panels, i % panels, codes + at * m.w.panel_bytes(),
              scales ? scales + at * m.w.panel_scale_bytes() : nullptr);
@@ -64,7 +76,6 @@ void Weights::load(const Checkpoint& checkpoint, Graph& graph, Team& team,
     m.w.scales = scales;
     graph.bind(m.codes, codes);
     if (scales) graph.bind(m.scales, scales);
-    finished(m.sources, m.bytes());
   }
   for (Vector& v : vectors) {
     std::byte* p = take(v.count * sizeof(float));
@@ -76,12 +87,11 @@ void Weights::load(const Checkpoint& checkpoint, Graph& graph, Team& team,
     std::byte* p = take(t.bytes);
     const size_t row_bytes = t.bytes / t.rows;
     constexpr size_t kRows = 256;
-    for_all(team, static_cast<int>((t.rows + kRows - 1) / kRows), [&](int i) {
+    pieces(t.sources, static_cast<int>((t.rows + kRows - 1) / kRows), kRows * row_bytes, [&](int i) {
       const size_t first = static_cast<size_t>(i) * kRows;
       t.fill(first, std::min(kRows, t.rows - first), p + first * row_bytes);
     });
     graph.bind(t.slot, p);
-    finished(t.sources, t.bytes);
   }
   checkpoint.check_unchanged();
 }
