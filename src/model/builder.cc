@@ -212,44 +212,38 @@ int Builder::experts(const std::string& label, const std::vector<std::string>& n
   return add_matrix(std::move(matrix));
 }
 
-int Builder::key_absorb(const std::string& name, const MlaSpec& mla) {
-  const int per_head = mla.nope + mla.v, nope = mla.nope;
-  const StoredMatrix m = stored(name, static_cast<int64_t>(mla.heads) * per_head, mla.kv_lora);
-  Matrix matrix;
-  matrix.label = name + " W_UK^T";
-  matrix.copies = mla.heads;
-  // Transposing breaks 128 x 128 scale blocks: FP8 is widened, exactly.
+int Builder::head_weights(const std::string& name, const MlaSpec& mla, HeadWeights which) {
+  const int per_head = mla.nope + mla.v, R = mla.kv_lora;
+  const StoredMatrix m = stored(name, static_cast<int64_t>(mla.heads) * per_head, R);
+  // Heads cut, and transposing turns, the 128 x 128 scale blocks of FP8: it is widened, exactly.
   const WeightFormat format = packed_format(m) == WeightFormat::bf16 ? WeightFormat::bf16 : WeightFormat::f32;
-  matrix.w = {.n = mla.kv_lora, .k = nope, .format = format};
-  add_sources(matrix, m);
-  matrix.pack = [=](int head, int panel, std::byte* codes, std::byte*) {
-    const int columns = std::min(kPanel, static_cast<int>(m.columns) - panel * kPanel);
-    std::vector<float> rows(static_cast<size_t>(columns) * nope), part(columns);
-    for (int k = 0; k < nope; ++k) {
-      read_row(m, static_cast<int64_t>(head) * per_head + k, static_cast<int64_t>(panel) * kPanel, columns, part.data());
-      for (int c = 0; c < columns; ++c) rows[static_cast<size_t>(c) * nope + k] = part[c];
-    }
-    pack_values(format, rows.data(), columns, nope, codes);
-  };
-  return add_matrix(std::move(matrix));
-}
-
-int Builder::head_rows(const std::string& name, const MlaSpec& mla, bool values) {
-  const int per_head = mla.nope + mla.v, skip = values ? mla.nope : 0, n = values ? mla.v : mla.nope;
-  const StoredMatrix m = stored(name, static_cast<int64_t>(mla.heads) * per_head, mla.kv_lora);
   Matrix matrix;
-  matrix.label = name + (values ? " W_UV" : " W_UK");
+  matrix.label = name;
   matrix.copies = mla.heads;
-  const WeightFormat format = packed_format(m) == WeightFormat::bf16 ? WeightFormat::bf16 : WeightFormat::f32;
-  matrix.w = {.n = n, .k = mla.kv_lora, .format = format};
   add_sources(matrix, m);
+  if (which == HeadWeights::absorb) {
+    const int nope = mla.nope;
+    matrix.w = {.n = R, .k = nope, .format = format};
+    matrix.pack = [=](int head, int panel, std::byte* codes, std::byte*) {
+      const int columns = std::min(kPanel, R - panel * kPanel);
+      std::vector<float> rows(static_cast<size_t>(columns) * nope), part(columns);
+      for (int k = 0; k < nope; ++k) {
+        read_row(m, static_cast<int64_t>(head) * per_head + k, static_cast<int64_t>(panel) * kPanel, columns, part.data());
+        for (int c = 0; c < columns; ++c) rows[static_cast<size_t>(c) * nope + k] = part[c];
+      }
+      pack_values(format, rows.data(), columns, nope, codes);
+    };
+    return add_matrix(std::move(matrix));
+  }
+  const int first = which == HeadWeights::values ? mla.nope : 0, n = which == HeadWeights::values ? mla.v : mla.nope;
+  matrix.w = {.n = n, .k = R, .format = format};
   matrix.pack = [=](int head, int panel, std::byte* codes, std::byte*) {
-    const int columns = std::min(kPanel, n - panel * kPanel), k = static_cast<int>(m.columns);
-    std::vector<float> rows(static_cast<size_t>(columns) * k);
+    const int columns = std::min(kPanel, n - panel * kPanel);
+    std::vector<float> rows(static_cast<size_t>(columns) * R);
     for (int c = 0; c < columns; ++c)
-      read_row(m, static_cast<int64_t>(head) * per_head + skip + panel * kPanel + c, 0, k,
-               rows.data() + static_cast<size_t>(c) * k);
-    pack_values(format, rows.data(), columns, k, codes);
+      read_row(m, static_cast<int64_t>(head) * per_head + first + panel * kPanel + c, 0, R,
+               rows.data() + static_cast<size_t>(c) * R);
+    pack_values(format, rows.data(), columns, R, codes);
   };
   return add_matrix(std::move(matrix));
 }
@@ -291,17 +285,20 @@ Val Builder::view(const Val& v, int offset, int width) {
   return out;
 }
 
-Normed Builder::norm(const std::string& name, const Val& x, int width, float eps, int site, bool want_f32, Rows rows) {
+Normed Builder::normed_rows(const std::string& label, int width, bool want_f32, Rows rows) {
   Normed out;
-  const bool one = !kernels.bf16_operands;
-  out.op = op_rows(name + " normed", width, rows);
-  if (one) out.f32 = out.op;
-  else if (want_f32) out.f32 = f32_rows(name + " normed f32", width, rows);
+  out.op = op_rows(label, width, rows);
+  if (!kernels.bf16_operands) out.f32 = out.op;
+  else if (want_f32) out.f32 = f32_rows(label + " f32", width, rows);
+  return out;
+}
+
+Normed Builder::norm(const std::string& name, const Val& x, int width, float eps, int site, bool want_f32, Rows rows) {
+  const Normed out = normed_rows(name + " normed", width, want_f32, rows);
   auto n = graph.make<NormArgs>("norm", name, kernels.norm);
   n->ld_x = x.ld, n->width = width, n->eps = eps, n->rows = rows, n->site = site;
-  n->ld_op = out.op.ld, n->ld_f32 = out.f32.ld;
-  n.at(n->x, x).at(n->weight, norm_weight(name, width)).at(n->out_op, out.op);
-  if (!one) n.at(n->out_f32, out.f32);
+  n.at(n->x, x).at(n->weight, norm_weight(name, width));
+  write_normed(n, out);
   n.add();
   return out;
 }

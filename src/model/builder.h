@@ -65,6 +65,10 @@ struct TraceBuffer {
   Rows rows = Rows::tokens;
 };
 
+// What MLA takes from a head's rows of kv_b_proj (dsa.md 1.2, 1.3): W_UK^T [R, nope] to absorb queries, W_UK [nope, R] and
+// W_UV [v, R] to expand keys and values.
+enum class HeadWeights : uint8_t { absorb, keys, values };
+
 class Builder {
  public:
   Builder(const KernelTable& kernels, const ModelConfig& config, const Checkpoint& checkpoint, BuildOptions options);
@@ -88,9 +92,7 @@ class Builder {
   // copies of (gate, up) pairs or of plain matrices, one per expert
   int expert_pairs(const std::string& label, const std::vector<std::pair<std::string, std::string>>& names, int rows, int k);
   int experts(const std::string& label, const std::vector<std::string>& names, int rows, int k);
-  // kv_b_proj per head (dsa.md 1.2, 1.3): W_UK^T [R, nope] to absorb, W_UK [nope, R] and W_UV [v, R] to expand
-  int key_absorb(const std::string& name, const MlaSpec& mla);
-  int head_rows(const std::string& name, const MlaSpec& mla, bool values);
+  int head_weights(const std::string& name, const MlaSpec& mla, HeadWeights which);  // of kv_b_proj, a copy per head
   Slot vector(const std::string& label, size_t count, std::vector<const TensorInfo*> sources,
               std::function<void(float*)> fill);
   Slot norm_weight(const std::string& name, int width);  // ".weight" [width]
@@ -98,6 +100,8 @@ class Builder {
   // --- values ---
   Val f32_rows(const std::string& label, int width, Rows rows = Rows::tokens);
   Val op_rows(const std::string& label, int width, Rows rows = Rows::tokens);
+  // Rows a norm writes: operand, and f32 where wanted (the same rows on ISAs whose operands are f32).
+  Normed normed_rows(const std::string& label, int width, bool want_f32, Rows rows = Rows::tokens);
   Val expert_rows(const std::string& label, int width, bool op);  // one row per (token, choice)
   Val raw_rows(const std::string& label, int width);              // 4-byte elements, dense rows
   static Val view(const Val& v, int offset, int width);
@@ -131,6 +135,16 @@ class Builder {
   ActParams activation() const;
   int op_bytes() const { return kernels.operand_bytes(); }
   int row_capacity(Rows rows) const;
+
+  // Points a kernel that ends in a norm at its rows.
+  template <class Make>
+  void write_normed(Make& node, const Normed& out) {
+    node->ld_op = out.op.ld;
+    node.at(node->out_op, out.op);
+    if (!kernels.bf16_operands) return;
+    node->ld_f32 = out.f32.ld;
+    node.at(node->out_f32, out.f32);
+  }
 
  private:
   int add_matrix(Matrix matrix);

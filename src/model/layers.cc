@@ -303,10 +303,11 @@ void mla_layer(Stack& s, const Site& site, const LayerSpec& layer) {
 
   // Absorbed queries: W_UK^T q_nope beside q_pe.
   const Val absorbed = b.op_rows(scope + "absorbed", H * row);
-  const int key_absorb = b.key_absorb(scope + "kv_b_proj", mla), expand = b.head_rows(scope + "kv_b_proj", mla, true);
+  const std::string kv_b = scope + "kv_b_proj";
+  const int absorb = b.head_weights(kv_b, mla, HeadWeights::absorb), expand = b.head_weights(kv_b, mla, HeadWeights::values);
   const int below = expand_below(b.options.mla, s.c, indexed || layer.shared_index);
   {
-    const Matrix& m = b.weights.matrices[key_absorb];
+    const Matrix& m = b.weights.matrices[absorb];
     auto g = b.graph.make<GemmArgs>("gemm", scope + "W_UK", b.kernels.gemm);
     g->ld_a = q.ld, g->a_group = head, g->epilogue = Epilogue::store_op, g->groups = H, g->w = m.w;
     g->ld_out = absorbed.ld, g->out_group = row;
@@ -347,7 +348,8 @@ void mla_layer(Stack& s, const Site& site, const LayerSpec& layer) {
     g.add();
   }
   if (below) {  // overwrites the rows it takes
-    const Matrix &key = b.weights.matrices[b.head_rows(scope + "kv_b_proj", mla, false)], &value = b.weights.matrices[expand];
+    const int keys = b.head_weights(kv_b, mla, HeadWeights::keys);
+    const Matrix &key = b.weights.matrices[keys], &value = b.weights.matrices[expand];
     auto a = b.graph.make<ExpandedArgs>("attention_expanded", scope + "attention", b.kernels.attention_expanded);
     a->ld_q = q.ld, a->q_head = head, a->ld_pe = absorbed.ld, a->pe_head = row, a->key = key.w, a->value = value.w;
     a->heads = H, a->latent = R, a->nope = mla.nope, a->rope = mla.rope, a->v = mla.v, a->scale = mla.softmax_scale;

@@ -84,20 +84,16 @@ class AttnRes : public ResidualPath {
       read_f32(p, 0, D, other.data());
       for (int i = 0; i < D; ++i) out[i] *= other[i];
     });
-    const bool one = !b_.kernels.bf16_operands;
-    Normed out;
-    out.op = b_.op_rows(norm + " normed", D, rows);
-    if (one) out.f32 = out.op;
-    else if (want_f32) out.f32 = b_.f32_rows(norm + " normed f32", D, rows);
+    const Normed out = b_.normed_rows(norm + " normed", D, want_f32, rows);
     auto m = b_.graph.make<MixArgs>("mix", query, b_.kernels.mix);
     m->sources = static_cast<int>(bank_.size()) + 1;
     WEFT_CHECK(m->sources <= kMaxSources);
     for (size_t i = 0; i < bank_.size(); ++i) m.at(m->source[i], bank_[i]);
     m.at(m->source[bank_.size()], prefix_);
     m->ld = prefix_.ld, m->width = D, m->mix_eps = b_.config.norm_eps, m->eps = b_.config.norm_eps;
-    m->rows = rows, m->site = site, m->ld_op = out.op.ld, m->ld_f32 = out.f32.ld;
-    m.at(m->query, w).at(m->norm, b_.norm_weight(norm, D)).at(m->out_op, out.op);
-    if (!one) m.at(m->out_f32, out.f32);
+    m->rows = rows, m->site = site;
+    m.at(m->query, w).at(m->norm, b_.norm_weight(norm, D));
+    b_.write_normed(m, out);
     if (b_.options.trace) {
       TraceBuffer buffer{b_.graph.external("trace " + trace), D, rows};
       m.at(m->out_mix, buffer.slot);
@@ -125,19 +121,14 @@ class Hyper : public ResidualPath {
     const Val mapped = b_.f32_rows(name + "map", outputs);
     b_.product(name + "fn", x_, true, map.matrices[0], Epilogue::store_f32, mapped);
     keep_ = b_.raw_rows(name + "keep", 32);
-    const bool one = !b_.kernels.bf16_operands;
-    Normed out;
-    out.op = b_.op_rows(name + "normed", D);
-    if (one) out.f32 = out.op;
-    else if (want_f32) out.f32 = b_.f32_rows(name + "normed f32", D);
+    const Normed out = b_.normed_rows(name + "normed", D, want_f32);
     auto h = b_.graph.make<HcPreArgs>("hc_pre", name, b_.kernels.hc_pre);
     h->ld_x = x_.ld, h->ld_map = mapped.ld, h->streams = n, h->width = D, h->iterations = b_.config.hc_sinkhorn_iters;
     h->eps = b_.config.norm_eps, h->hc_eps = b_.config.hc_eps, h->site = site.number();
-    h->ld_op = out.op.ld, h->ld_f32 = out.f32.ld;
     h.at(h->x, x_).at(h->map, mapped).at(h->scale, b_.norm_weight(name + "scale", 3));
     h.at(h->base, b_.norm_weight(name + "base", outputs)).at(h->norm, b_.norm_weight(site.scope + site.norm, D));
-    h.at(h->keep, keep_).at(h->out_op, out.op);
-    if (!one) h.at(h->out_f32, out.f32);
+    h.at(h->keep, keep_);
+    b_.write_normed(h, out);
     h.add();
     return out;
   }
