@@ -56,7 +56,7 @@ void print_report(const VerifyReport& report) {
 void run_verify(const VerifyFlags& flags) {
   bool pass = true;
   Json all = Json::array();
-  for (const std::string& directory : flags.directories)
+  const auto check = [&](const std::string& directory) {
     for (const std::string& isa : flags.isas)
       for (const int threads : flags.threads) {
         const VerifyReport report = verify(directory, {isa, threads, flags.chunks, flags.cases});
@@ -66,6 +66,18 @@ void run_verify(const VerifyFlags& flags) {
         else
           print_report(report);
       }
+  };
+  for (const std::string& directory : flags.directories) {
+    try {
+      check(directory);
+    } catch (const UsageError&) {
+      throw;
+    } catch (const Error& error) {  // one bad folder does not hide the others' results
+      pass = false;
+      if (flags.json) all.push_back({{"directory", directory}, {"pass", false}, {"error", error.what()}});
+      fmt::print(stderr, "weft: {}\n", error.what());
+    }
+  }
   if (flags.json) print_json(all);
   if (!pass) throw ExitCode{kExitFailed};
 }
