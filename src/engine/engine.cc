@@ -137,9 +137,8 @@ Engine::Id Engine::submit(Request request) {
 }
 
 void Engine::cancel(Id id) {
-  for (auto* queue : {&waiting_})
-    for (auto& r : *queue)
-      if (r->id == id) r->cancelled = true;
+  for (auto& r : waiting_)
+    if (r->id == id) r->cancelled = true;
   for (auto& r : running_)
     if (r->id == id) r->cancelled = true;
 }
@@ -153,11 +152,12 @@ void Engine::begin(Running& r) {
   }
   r.session = r.request.session;
   if (!r.session->sequence.alive()) *r.session = new_session();
-  const std::vector<int32_t>& held = r.session->tokens;
+  std::vector<int32_t>& held = r.session->tokens;
   const size_t most = std::min(held.size(), r.tokens.size() - 1);
   const auto same = std::mismatch(held.begin(), held.begin() + most, r.tokens.begin()).first - held.begin();
   const int keep = r.sequence().truncation_point(static_cast<int>(same));
   r.sequence().truncate(keep);
+  held.resize(keep);
   r.result.stats.reused_tokens = keep;
 }
 
@@ -201,7 +201,7 @@ bool Engine::step() {
     Running& r = *by_job[s.job];
     r.sequence().commit(s.tokens);
     const int position = r.sequence().position();
-    r.session->tokens.assign(r.tokens.begin(), r.tokens.begin() + position);
+    r.session->tokens.insert(r.session->tokens.end(), r.tokens.begin() + position - s.tokens, r.tokens.begin() + position);
     if (r.result.output.empty() && r.request.on_prefill)
       r.request.on_prefill(position, r.result.stats.prompt_tokens);
     if (s.logit_row < 0) continue;
@@ -222,6 +222,7 @@ void Engine::sample(Running& r, int logit_row, int batch_row) {
     const std::string where = model_->first_nonfinite(batch_row);
     finish(r, Finish::error, fmt::format("{} at position {}: first NaN or Inf in {}", error.what(),
                                          r.sequence().position() - 1, where.empty() ? "the output head" : where));
+    *r.session = {};  // what its caches hold cannot be trusted
     return;
   }
   r.last = Clock::now();
