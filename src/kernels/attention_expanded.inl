@@ -103,7 +103,7 @@ static inline void attend_expanded(const ExpandedArgs& a, const StepHeader& step
   for (int r = 0; r < rows; ++r) {
     op_t* out = static_cast<op_t*>(a.out) + static_cast<size_t>(t + r) * a.ld_out + head * a.v;
     const float* gate = a.gate ? a.gate + static_cast<size_t>(t + r) * a.ld_gate + head * a.v : nullptr;
-    const V factor = set1(1.f / w.sum[r]);
+    const V factor = set1(w.sum[r] > 0 || w.sum[r] != w.sum[r] ? 1.f / w.sum[r] : 0.f);  // an empty list gives 0
     for (int c = 0; c < a.v; c += 16) {
       const V y = load(w.o + static_cast<size_t>(r) * w.v_width + c) * factor;
       store_n(out + c, gate ? y * sigmoid(load_n(gate + c, a.v - c)) : y, a.v - c);

@@ -277,6 +277,37 @@ TEST_P(Attention, AnEmptyRowIsZero) {
     for (int i = 0; i < 3 * w.out_head; ++i) ASSERT_EQ(out.get(t, i), 0.f);
 }
 
+// The same of the expanded form, beside a row that has keys.
+TEST_P(Attention, AnEmptyExpandedRowIsZero) {
+  const TestStep step({{0, 64, 0}}, 64, 1);
+  Random random(3);
+  const int heads = 2, latent = 20, nope = 12, v = 10;
+  const TestWeight key = random_weight(random, WeightFormat::bf16, heads, nope, latent);
+  const TestWeight value = random_weight(random, WeightFormat::bf16, heads, v, latent);
+  const LatentSlab slab = [&] {
+    LatentSlab filled(table(), step.pages(), latent);
+    for (int p = 0; p < 64; ++p)
+      filled.rows.fill(LatentSlab::row(step, 0, p), 0, random.normals(latent).data(), latent,
+                       filled.row_elements);
+    return filled;
+  }();
+  OpRows q(table(), 64, heads * nope), out(table(), 64, heads * v);
+  for (int t = 0; t < 64; ++t) q.fill(t, 0, random.normals(heads * nope).data(), heads * nope);
+  std::vector<int32_t> list(64, -1), count(64, 0);
+  list[5] = 2, count[5] = 1;
+  ExpandedArgs a{};
+  a.q = q.data(), a.ld_q = q.ld(), a.q_head = nope, a.key = key.packed, a.value = value.packed,
+  a.heads = heads;
+  a.latent = latent, a.nope = nope, a.v = v, a.scale = 0.3f, a.slab = slab.data(),
+  a.page_bytes = slab.page_bytes;
+  a.row_elements = slab.row_elements, a.list = list.data(), a.count = count.data(), a.width = 1;
+  a.expand_below = 64, a.out = out.data(), a.ld_out = out.ld();
+  machine().run(table().attention_expanded, a, step.header);
+  for (int t = 0; t < 64; ++t)
+    for (int i = 0; i < heads * v; ++i)
+      ASSERT_EQ(out.get(t, i) == 0.f, t != 5) << "row " << t << " column " << i;
+}
+
 // A list that is the whole prefix gives the bits of no list at all (top-k at or above the length).
 TEST_P(Attention, AFullListIsDense) {
   World w(table(), {5, 48, 16, 130, 9}, seed);

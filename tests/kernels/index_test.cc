@@ -97,6 +97,8 @@ class KeyWriter {
       Vec actual;
       for (int d = 0; d < c.dim; ++d) actual.push_back(slab.get(step, 0, i, d));
       ASSERT_TRUE(close(actual, e.value, e.error)) << "key " << i;
+      for (int d = c.dim; d < slab.width; ++d)
+        ASSERT_EQ(slab.get(step, 0, i, d), 0.f) << "padding of key " << i;
     }
     EXPECT_TRUE(slab.untouched(step, 0, keys, 0)) << "a key that does not exist yet was written";
     for (int i = 0; i < kPast / c.pool; ++i)
