@@ -12,6 +12,12 @@
 namespace weft {
 namespace {
 
+// "48.1 B", "4.2 M"
+std::string count_text(size_t n) {
+  const double x = static_cast<double>(n);
+  return x >= 1e9 ? fmt::format("{:.2f} B", x / 1e9) : fmt::format("{:.2f} M", x / 1e6);
+}
+
 struct Counts {
   size_t parameters = 0, active = 0, embedding = 0;
   std::map<std::string, size_t> bytes_by_dtype;  // of the tensors the model uses
@@ -198,9 +204,9 @@ void print_config(const ModelConfig& c) {
 void print_inspection(const Model& model) {
   const ModelConfig& c = model.config();
   const Counts counts = count(model);
-  fmt::print("{}: {}, {} layers, {:.2f} B parameters, {:.2f} B of them active per token\n",
-             model.checkpoint().name(), c.family, c.num_layers(), counts.parameters / 1e9,
-             counts.active / 1e9);
+  fmt::print("{}: {}, {} layers, {} parameters, {} of them active per token\n",
+             model.checkpoint().name(), c.family, c.num_layers(), count_text(counts.parameters),
+             count_text(counts.active));
   for (const auto& [kind, ids] : layers_by_kind(c))
     fmt::print("  {:>3} {}: {}\n", ids.size(), kind, ranges(ids));
   print_config(c);
