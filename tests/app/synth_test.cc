@@ -177,7 +177,7 @@ TEST(SynthValues, HaveTheSpreadOfOneOverRootFanIn) {
       const Moments m = moments(values);
       const double spread = 1 / std::sqrt(width);
       // Rounding to few codes moves the spread; a wrong exponent would halve or double it.
-      EXPECT_NEAR(m.rms / spread, 1, c.format == SynthFormat::bf16 ? 0.01 : 0.06) << c.family << " " << width;
+      EXPECT_NEAR(m.rms / spread, 1, c.format == SynthFormat::bf16 ? 0.01 : 0.03) << c.family << " " << width;
       EXPECT_NEAR(m.mean / spread, 0, 0.02) << c.family << " " << width;
     }
   }
