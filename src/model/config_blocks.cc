@@ -148,7 +148,7 @@ void read_yarn(const Fields& rope, ModelConfig& out) {
 void read_kda(const Fields& text, int first, bool bounded, ModelConfig& out) {
   const Fields lin = text.object("linear_attn_config");
   out.kda.heads = dim(lin, "num_heads", 1, kMaxHeads);
-  out.kda.head_dim = dim(lin, "head_dim", 1, kMaxHeadDim);
+  out.kda.head_dim = dim(lin, "head_dim", 1, kMaxHeadWidth);
   out.kda.conv_width = dim(lin, "short_conv_kernel_size", 2, 64);
   // Other spellings of the bound belong to other gate formulas; the two differ by far more than rounding.
   for (const char* key : {"lower_bound", "safe_gate"}) {
@@ -183,10 +183,10 @@ void read_mla(const Fields& text, QueryRank query, ModelConfig& out) {
   mla.kv_lora = dim(text, "kv_lora_rank", 1, kMaxWidth);
   if (query == QueryRank::required || text.has("q_lora_rank"))
     mla.q_lora = dim(text, "q_lora_rank", 1, kMaxWidth);
-  mla.nope = dim(text, "qk_nope_head_dim", 1, kMaxHeadDim);
-  mla.rope = dim(text, "qk_rope_head_dim", 0, kMaxHeadDim);
-  mla.v = dim(text, "v_head_dim", 1, kMaxHeadDim);
-  if (text.integer("qk_head_dim", 1, 2 * kMaxHeadDim, mla.nope + mla.rope) != mla.nope + mla.rope) {
+  mla.nope = dim(text, "qk_nope_head_dim", 1, kMaxHeadWidth);
+  mla.rope = dim(text, "qk_rope_head_dim", 0, kMaxHeadWidth);
+  mla.v = dim(text, "v_head_dim", 1, kMaxHeadWidth);
+  if (text.integer("qk_head_dim", 1, 2 * kMaxHeadWidth, mla.nope + mla.rope) != mla.nope + mla.rope) {
     refuse(text, "qk_head_dim", fmt::format("qk_nope_head_dim + qk_rope_head_dim, {}", mla.nope + mla.rope));
   }
   mla.softmax_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(mla.nope + mla.rope)));
@@ -260,7 +260,7 @@ void read_moe(const Fields& text, const MoeKeys& keys, ModelConfig& out) {
 
 void read_indexer(const Fields& text, ModelConfig& out) {
   out.indexer.heads = dim(text, "index_n_heads", 1, kMaxHeads);
-  out.indexer.dim = dim(text, "index_head_dim", 1, kMaxHeadDim);
+  out.indexer.dim = dim(text, "index_head_dim", 1, kMaxHeadWidth);
   out.indexer.topk = dim(text, "index_topk", 1, 1 << 24);
 }
 

@@ -18,7 +18,7 @@ namespace weft {
 inline constexpr int64_t kMaxLayers = 10'000;
 inline constexpr int64_t kMaxWidth = 1 << 20;
 inline constexpr int64_t kMaxHeads = 1 << 14;
-inline constexpr int64_t kMaxHeadDim = 1 << 14;
+inline constexpr int64_t kMaxHeadWidth = 1 << 14;
 inline constexpr int64_t kMaxVocab = 1 << 24;
 
 // `text` is text_config where there is one, else the same object as `top`.

@@ -121,7 +121,7 @@ IndexerShape indexer_shape(const Checkpoint& checkpoint, int layer, const std::s
   const IndexerShape shape = {heads.shape[0], keys.shape[0]};
   expect_shape(heads, shape.heads, config.hidden, "indexer heads by hidden_size");
   expect_shape(keys, shape.dim, config.hidden, "index key by hidden_size");
-  if (shape.heads < 1 || shape.heads > kMaxHeads || shape.dim < 1 || shape.dim > kMaxHeadDim) {
+  if (shape.heads < 1 || shape.heads > kMaxHeads || shape.dim < 1 || shape.dim > kMaxHeadWidth) {
     fail("{}: layer {} has an indexer of {} heads x {}, expected sizes of at least 1", where, layer,
          shape.heads, shape.dim);
   }
@@ -202,7 +202,7 @@ ModelConfig read_k31(const Json& json, const std::string& where, const Checkpoin
   if (const auto dsa = dsa_object(config)) {
     take_size(*dsa, {"index_n_heads", "indexer_num_heads", "n_heads", "num_heads"}, kMaxHeads,
               "number of heads", out.indexer.heads);
-    take_size(*dsa, {"index_head_dim", "indexer_head_dim", "head_dim"}, kMaxHeadDim, "key size",
+    take_size(*dsa, {"index_head_dim", "indexer_head_dim", "head_dim"}, kMaxHeadWidth, "key size",
               out.indexer.dim);
     topk = read_alias(*dsa, {"index_topk", "indexer_topk", "topk", "top_k"}, 1, 1 << 24);
     check_layer_list(*dsa, out);
