@@ -139,6 +139,25 @@ TEST_P(Invariance, ChunksOfWholePages) {
     EXPECT_TRUE(same_bits(r->solo(ids_, chunk), whole, r->vocab())) << "chunk " << chunk;
 }
 
+// A conversation goes on in the middle of a page: cuts count from position 0, not from where the step begins.
+TEST_P(Invariance, ChunksBehindAnOddPosition) {
+  const auto r = rig();
+  for (const int held : {5, 70}) {
+    const auto go_on = [&](bool cut) {
+      Sequence s = r->create();
+      r->feed(s, prompt(0, held));
+      const Ids rest = prompt(held, 180);
+      if (!cut) return r->feed(s, rest);
+      const auto first = static_cast<size_t>(64 - held % 64);
+      Logits out = r->feed(s, std::span(rest).first(first));
+      const Logits more = r->feed(s, std::span(rest).subspan(first), 64);
+      out.insert(out.end(), more.begin(), more.end());
+      return out;
+    };
+    EXPECT_TRUE(same_bits(go_on(true), go_on(false), r->vocab())) << held << " tokens held";
+  }
+}
+
 TEST_P(OtherCuts, Chunks) {
   const auto r = rig();
   const Logits whole = r->solo(ids_);
