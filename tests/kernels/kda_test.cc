@@ -262,6 +262,20 @@ TEST_P(Kda, AnyCut) {
   }
 }
 
+// A piece that starts inside a chunk ends that chunk at the absolute multiple of 16, so a further cut there
+// is no cut.
+TEST_P(Kda, ChunksLieAtAbsolutePositions) {
+  const Sequence s({2, 8, 12, Gate::softplus, 47}, 33);
+  for (const int start : {1, 5, 17, 31}) {
+    Slots once_slots(s, 3), again_slots(s, 3);
+    std::vector<int> ends = {start};
+    for (int t = (start / kKdaChunk + 1) * kKdaChunk; t < 47; t += kKdaChunk) ends.push_back(t);
+    ends.push_back(47);
+    const OpRows once = run_cut(s, once_slots, {start, 47}), again = run_cut(s, again_slots, ends);
+    EXPECT_TRUE(once.same_bytes(again) && once_slots.same(1, again_slots, 1)) << "piece from " << start;
+  }
+}
+
 // The tests above would see a state that is lost, or stale, between two pieces.
 TEST_P(Kda, NegativeControl) {
   const Sequence s({2, 8, 12, Gate::softplus, 47}, 5);
