@@ -27,6 +27,7 @@ class Rig {
         team_(threads_, false, kernels_.thread_init) {
     BuildOptions build;
     build.max_tokens = chunk_;
+    build.mla = options.mla;
     model_ = std::make_unique<Model>(options.model, kernels_, build);
     // One saved state: every repeat goes back to the depth.
     const CacheLimits limits =

@@ -116,6 +116,9 @@ void add_engine_flags(CLI::App& sub, CommonFlags& flags) {
       ->check(CLI::Range(1, 65536));
   sub.add_option("--isa", flags.isa, "Instruction set: portable, avx2, avx512, amx (default: the best here)")
       ->type_name("NAME");
+  sub.add_option("--mla", flags.mla, "How MLA reads prompts: auto (default), absorbed, expanded")
+      ->type_name("FORM")
+      ->check(CLI::IsMember({"auto", "absorbed", "expanded"}));
   sub.add_flag("!--no-memory-check", flags.check_memory,
                "Load even if the plan exceeds the memory available");
 }
@@ -127,6 +130,9 @@ EngineOptions engine_options(const CommonFlags& flags) {
   options.threads = flags.threads;
   options.context = flags.context;
   options.chunk = flags.chunk;
+  options.mla = flags.mla == "absorbed"   ? MlaForm::absorbed
+                : flags.mla == "expanded" ? MlaForm::expanded
+                                          : MlaForm::automatic;
   options.check_memory = flags.check_memory;
   return options;
 }

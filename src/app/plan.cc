@@ -29,6 +29,7 @@ Plan make_plan(const PlanFlags& flags) {
   const KernelTable& kernels = choose_kernels(options.isa, cpu_features());
   BuildOptions build;
   build.max_tokens = options.chunk;
+  build.mla = options.mla;
   build.max_logits = std::max(build.max_logits, flags.sequences);
   const Model model(options.model, kernels, build);
   Plan plan;

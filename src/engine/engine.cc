@@ -59,6 +59,7 @@ Engine::Engine(const EngineOptions& options) {
   thread_reason_ = options.threads > 0 ? fmt::format("{} threads: asked for", count) : threads.reason;
   BuildOptions build;
   build.max_tokens = options.chunk;
+  build.mla = options.mla;
   build.max_logits = std::max(16, options.sequences);
   model_ = std::make_unique<Model>(options.model, kernels, build);
   limits_ = cache_limits(model_->config(), options.context, options.sequences,

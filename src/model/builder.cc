@@ -304,23 +304,25 @@ Normed Builder::norm(const std::string& name, const Val& x, int width, float eps
 }
 
 void Builder::product(const std::string& label, const Val& a, bool precise, int matrix, Epilogue epilogue,
-                      const Val& out, Rows rows) {
+                      const Val& out, Rows rows, int slack) {
   const Matrix& m = weights.matrices[matrix];
   auto g = graph.make<GemmArgs>("gemm", label, kernels.gemm);
   g->ld_a = a.ld, g->precise = precise, g->epilogue = epilogue, g->rows = rows, g->groups = 1;
   g->w = m.w, g->ld_out = out.ld;
   const int n = epilogue == Epilogue::activate ? m.w.n / 2 : m.w.n;
-  if (epilogue != Epilogue::store_f32 && epilogue != Epilogue::add_f32) g->out_pad = round_up(n, kStep) - n;
+  if (epilogue != Epilogue::store_f32 && epilogue != Epilogue::add_f32) g->out_pad = round_up(n + slack, kStep) - n;
   if (epilogue == Epilogue::activate) g->act = activation();
   g.at(g->a, a).at(g->w.codes, m.codes).at(g->w.scales, m.scales).at(g->out, out);
   g.add();
 }
 
 Val Builder::linear(const Normed& a, const Parts& parts, const std::string& label, bool op_out) {
-  const Val out = op_out ? op_rows(label, parts.width) : f32_rows(label, parts.width);
+  // Heads of an operand row are inputs of products themselves: the last one may read a whole step past its end.
+  const int slack = op_out ? kStep : 0;
+  const Val out = op_out ? op_rows(label, parts.width + slack) : f32_rows(label, parts.width);
   for (size_t i = 0; i < parts.matrices.size(); ++i)
     product(label, a.op, false, parts.matrices[i], op_out ? Epilogue::store_op : Epilogue::store_f32,
-            view(out, parts.columns[i], parts.width - parts.columns[i]));
+            view(out, parts.columns[i], parts.width - parts.columns[i]), Rows::tokens, slack);
   return out;
 }
 

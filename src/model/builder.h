@@ -111,7 +111,8 @@ class Builder {
   // out = a W^T for a whole set of parts; f32 or operand rows.
   Val linear(const Normed& a, const Parts& parts, const std::string& label, bool op_out);
   void product(const std::string& label, const Val& a, bool precise, int matrix, Epilogue epilogue, const Val& out,
-               Rows rows = Rows::tokens);
+               Rows rows = Rows::tokens,
+               int slack = 0);  // slack: operand columns beyond the output that are cleared too
   void into(const Sink& sink, const std::string& label, const Val& a, const Parts& parts);
 
   void trace(const std::string& name, const Val& x, int width, Rows rows = Rows::tokens);
