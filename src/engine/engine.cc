@@ -54,9 +54,7 @@ CacheLimits cache_limits(const ModelConfig& config, int context, int sequences, 
 
 Engine::Engine(const EngineOptions& options) {
   const KernelTable& kernels = choose_kernels(options.isa, cpu_features());
-  const ThreadChoice threads = default_threads();
-  const int count = options.threads > 0 ? options.threads : threads.threads;
-  thread_reason_ = options.threads > 0 ? fmt::format("{} threads: asked for", count) : threads.reason;
+  const int count = options.threads > 0 ? options.threads : default_threads().threads;
   BuildOptions build;
   build.max_tokens = options.chunk;
   build.mla = options.mla;

@@ -45,7 +45,6 @@ class Engine {
 
   // Text side. error: the folder has no tokenizer (a model without one still runs from token ids).
   const Tokenizer& tokenizer() const;
-  bool has_tokenizer() const { return tokenizer_ != nullptr; }
   const ChatFormat& chat() const;
   std::vector<int32_t> encode(std::string_view text, Tokenizer::Specials specials) const;
   std::vector<int32_t> encode(const std::vector<ChatSegment>& segments) const;
@@ -68,7 +67,6 @@ class Engine {
   const ModelConfig& config() const { return model_->config(); }
   int context() const { return limits_.max_tokens; }
   const MemoryPlan& memory() const { return memory_; }
-  const std::string& thread_reason() const { return thread_reason_; }
 
  private:
   struct Running;
@@ -85,7 +83,6 @@ class Engine {
   std::unique_ptr<Model> model_;
   CacheLimits limits_;
   MemoryPlan memory_;
-  std::string thread_reason_;
   std::unique_ptr<Caches> caches_;
   std::unique_ptr<Batch> batch_;
   std::unique_ptr<Sampler> sampler_;

@@ -36,12 +36,8 @@ void Graph::append(Node node, std::vector<Fixup> fixups) {
 // Largest first, each at the lowest offset that is free for its whole lifetime.
 void Graph::plan() {
   std::vector<int> order;
-  bytes_without_reuse_ = 0;
   for (int i = 0; i < static_cast<int>(slots_.size()); ++i)
-    if (slots_[i].bytes && slots_[i].first >= 0) {
-      order.push_back(i);
-      bytes_without_reuse_ += slots_[i].bytes;
-    }
+    if (slots_[i].bytes && slots_[i].first >= 0) order.push_back(i);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return slots_[a].bytes > slots_[b].bytes; });
   std::vector<int> placed;
   arena_bytes_ = 0;

@@ -64,7 +64,6 @@ class Graph {
   // Lifetimes to arena offsets. After it only bind() and patch() may follow.
   void plan();
   size_t arena_bytes() const { return arena_bytes_; }
-  size_t bytes_without_reuse() const { return bytes_without_reuse_; }
   // Writes every pointer. error (CHECK): an external that was never bound.
   void patch(std::byte* arena);
 
@@ -87,7 +86,7 @@ class Graph {
   std::vector<SlotInfo> slots_;
   std::vector<Node> nodes_;
   std::vector<Fixup> fixups_;
-  size_t arena_bytes_ = 0, bytes_without_reuse_ = 0;
+  size_t arena_bytes_ = 0;
 };
 
 template <class Args>

@@ -153,7 +153,6 @@ Matrix interleaved(std::string label, std::vector<std::pair<StoredMatrix, Stored
 
 Parts Builder::matrices(const std::string& label, const std::vector<Part>& parts, int k, int align) {
   Parts out;
-  out.k = k;
   std::vector<StoredMatrix> run;
   const auto close = [&] {
     if (run.empty()) return;

@@ -45,7 +45,6 @@ struct Parts {
   std::vector<int> columns;    // first column of each matrix in the output
   std::vector<int> offset;     // first column of each part
   int width = 0;               // of all
-  int k = 0;
 };
 
 // What lives outside the step: bound by the model before the first run.
@@ -78,7 +77,6 @@ class Builder {
   const TensorInfo& tensor(const std::vector<std::string>& names, std::vector<int64_t> shape);
   const TensorInfo* find(const std::string& name) const;  // prefix added; null when absent
   StoredMatrix stored(const std::string& name, int64_t rows, int64_t columns);  // ".weight" and its scales
-  const std::string& prefix() const { return prefix_; }
 
   struct Part {
     std::string name;  // without ".weight"

@@ -29,7 +29,6 @@ static inline void store_n(float* p, V x, int n) { _mm512_mask_storeu_ps(p, firs
 static inline V fma(V x, V y, V z) { return _mm512_fmadd_ps(x, y, z); }
 static inline V max(V x, V y) { return _mm512_max_ps(x, y); }
 static inline V min(V x, V y) { return _mm512_min_ps(x, y); }
-static inline V sqrt(V x) { return _mm512_sqrt_ps(x); }
 static inline V round(V x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 static inline M less(V x, V y) { return {_mm512_cmp_ps_mask(x, y, _CMP_LT_OQ)}; }
 static inline V select(M m, V x, V y) { return _mm512_mask_blend_ps(m.m, y, x); }

@@ -32,7 +32,6 @@ static inline V operator/(V a, V b) { EACH a.v[i] /= b.v[i]; return a; }
 static inline V fma(V a, V b, V c) { EACH c.v[i] += a.v[i] * b.v[i]; return c; }
 static inline V max(V a, V b) { EACH b.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return b; }
 static inline V min(V a, V b) { EACH b.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return b; }
-static inline V sqrt(V a) { EACH a.v[i] = __builtin_sqrtf(a.v[i]); return a; }
 static inline V round(V a) {  // to nearest even, |a| < 2^22
   EACH a.v[i] = (a.v[i] + 12582912.f) - 12582912.f;
   return a;
