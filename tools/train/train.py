@@ -1,0 +1,170 @@
+"""The trainer: train.py NAME [--minutes N] [--decay N] [--from CHECKPOINT] [--stage N] ...
+
+Keeps WORK/NAME.pt (model, optimiser, random states, stage, hours so far) every ten minutes and at the end, and appends
+curves to WORK/NAME.csv. A later call continues where the file stands."""
+import argparse
+import os
+import random
+import signal
+import time
+
+import torch
+
+import data
+import evaluate
+import ops
+from batches import STAGES, Sampler, loss_weights
+from init import copy_friendly
+from model import Config, Model
+from optimiser import Optimiser
+from tasks import ANSWER, TEXT
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def build():
+    return Model(Config(HERE + "/config.json"))
+
+
+def gates(model):
+    return [l.block_sparse_moe.gate for l in model.model.layers if hasattr(l, "block_sparse_moe")]
+
+
+def balance_loss(model):
+    """Pulls probabilities towards an even load; 1 where the load is even."""
+    total = 0
+    for g in gates(model):
+        p = g.probability / g.probability.sum(-1, keepdim=True)
+        load = g.chosen.flatten(0, -2).mean(0) / g.top
+        total = total + (load * p.flatten(0, -2).mean(0)).sum() * len(load)
+    return total / len(gates(model))
+
+
+@torch.no_grad()
+def move_biases(model, step):
+    for g in gates(model):
+        load = g.chosen.flatten(0, -2).mean(0)
+        g.e_score_correction_bias += (load.mean() - load).sign() * step
+
+
+class Run:
+    def __init__(self, args):
+        self.path, self.args = f"{data.WORK}/{args.name}.pt", args
+        self.model = build()
+        copy_friendly(self.model, 1)
+        for name, p in self.model.named_parameters():
+            p.requires_grad_("indexer" not in name)
+        self.optimiser, self.sampler = Optimiser(self.model), Sampler(args.seed)
+        self.stage, self.tokens, self.seconds, self.stage_tokens = 0, 0, 0.0, 0
+        source = self.path if os.path.exists(self.path) else args.start
+        if source:
+            self.load(torch.load(source, weights_only=False))
+        if args.stage >= 0:
+            self.stage = args.stage
+        self.filler = evaluate.sentences(data.WORK + "/haystack.txt")
+        self.prose = open(data.WORK + "/prose.txt").read()[:30000]
+        self.load_seen = 0
+        self.csv = open(f"{data.WORK}/{args.name}.csv", "a", buffering=1)
+        if self.csv.tell() == 0:
+            self.csv.write("hours,tokens,length,answers_hit,answer_loss,text_loss,needle8,needle8_whole,needle1,"
+                           "bits_per_byte,load_min,load_max,tokens_per_s\n")
+
+    def load(self, state):
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load(state["optimiser"])
+        self.sampler.rng.setstate(state["random"])
+        self.stage, self.tokens, self.seconds = state["stage"], state["tokens"], state["seconds"]
+        self.stage_tokens = state["stage_tokens"]
+
+    def save(self):
+        state = {"model": self.model.state_dict(), "optimiser": self.optimiser.state(),
+                 "random": self.sampler.rng.getstate(), "stage": self.stage, "tokens": self.tokens,
+                 "seconds": self.seconds, "stage_tokens": self.stage_tokens}
+        torch.save(state, self.path + ".new")
+        os.replace(self.path + ".new", self.path)
+
+    def step(self, rate):
+        stage = STAGES[self.stage]
+        ids, kinds = self.sampler.batch(stage)
+        hidden, _ = self.model(ids[:, :-1])
+        logits = self.model.logits(hidden.flatten(0, 1))
+        total, loss, hit = ops.cross_entropy(logits, ids[:, 1:].flatten(), loss_weights(kinds).flatten())
+        balance = 0.02 if self.optimiser.steps < 200 else 0.002
+        (total + balance * balance_loss(self.model)).backward()
+        self.optimiser.step(rate * min(1.0, (self.optimiser.steps + 1) / 20))
+        move_biases(self.model, max(0.001, 0.02 * 0.5**(self.optimiser.steps / 150)))
+        kinds = kinds.flatten()
+        answers, text = kinds == ANSWER, kinds == TEXT
+        self.tokens += kinds.numel()
+        self.stage_tokens += kinds.numel()
+        self.load_seen = 0.98 * self.load_seen + 0.02 * torch.stack([g.chosen.flatten(0, -2).mean(0)
+                                                                     for g in gates(self.model)])
+        return [float(hit[answers].mean()) if answers.any() else 0, float(loss[answers].mean()) if answers.any() else 0,
+                float(loss[text].mean()) if text.any() else 0]
+
+    def evaluate(self, means, speed):
+        stage = STAGES[self.stage]
+        length = stage["length"]
+        count = 4 if length < 256 else 8
+        trials = max(8, min(30, 16384 // length))
+        value, whole = evaluate.needle(self.model, self.filler, max(length, 256), count, trials, seed=self.tokens)
+        single, _ = evaluate.needle(self.model, self.filler, max(length, 256), 1, max(6, trials // 3), seed=self.tokens)
+        bits = evaluate.bits_per_byte(self.model, self.prose, min(2048, max(512, length)))
+        load = self.load_seen / self.load_seen.sum(-1, keepdim=True) * 2
+        row = [self.seconds / 3600, self.tokens, length, *means, value, whole, single, bits, float(load.min()),
+               float(load.max()), speed]
+        line = ",".join(f"{x:.4g}" if isinstance(x, float) else str(x) for x in row)
+        self.csv.write(line + "\n")
+        print(time.strftime("%H:%M:%S"), line, flush=True)
+        if value >= stage["gate"] and self.stage + 1 < len(STAGES) and length < self.args.longest:
+            self.stage, self.stage_tokens = self.stage + 1, 0
+            print("stage", self.stage, STAGES[self.stage], flush=True)
+
+    def go(self):
+        args, stop = self.args, []
+        signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+        budget = args.minutes * 60
+        begin = last = saved = scored = time.monotonic()
+        used, means, tokens, n = 0.0, [0, 0, 0], self.tokens, 0
+        while used < budget and not stop:
+            left = (budget - used) / 60
+            rate = args.rate * (min(1.0, left / args.decay) if args.decay else 1.0)
+            m = self.step(rate)
+            n += 1
+            means = [a + b for a, b in zip(means, m)]
+            now = time.monotonic()
+            # A pause (somebody measures, the process is stopped) is not training time.
+            used += min(now - last, 20.0)
+            self.seconds += min(now - last, 20.0)
+            last = now
+            if n % 20 == 0 and n <= 100:
+                print(n, [round(x / n, 3) for x in means], f"{(self.tokens - tokens) / (now - scored):.0f} tokens/s", flush=True)
+            if now - scored > args.every * 60:
+                self.evaluate([x / n for x in means], (self.tokens - tokens) / (now - scored))
+                scored = last = time.monotonic()
+                means, tokens, n = [0, 0, 0], self.tokens, 1000
+                n = 0
+            if now - saved > 600:
+                self.save()
+                saved = now
+        if n:
+            self.evaluate([x / n for x in means], (self.tokens - tokens) / (time.monotonic() - scored))
+        self.save()
+
+
+if __name__ == "__main__":
+    p = argparse.ArgumentParser()
+    p.add_argument("name")
+    p.add_argument("--minutes", type=float, default=60)
+    p.add_argument("--decay", type=float, default=0, help="minutes of linear decay to zero at the end")
+    p.add_argument("--rate", type=float, default=1.0)
+    p.add_argument("--start", default="")
+    p.add_argument("--stage", type=int, default=-1)
+    p.add_argument("--longest", type=int, default=16384)
+    p.add_argument("--every", type=float, default=2.0, help="minutes between scores")
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--threads", type=int, default=1)
+    args = p.parse_args()
+    torch.set_num_threads(args.threads)
+    ops.FAST = True
+    Run(args).go()
