@@ -11,7 +11,7 @@ import tasks
 # length, sequences, share of plain text, share of shuffled repeats among the tasks, most facts of a sample, and the
 # score (exact answers among 8 facts at this length) that opens the next stage
 STAGES = [
-    dict(length=128, batch=32, text=0.10, repeats=0.75, facts=4, gate=0.80),
+    dict(length=128, batch=32, text=0.10, repeats=0.85, facts=4, gate=0.50),
     dict(length=256, batch=16, text=0.15, repeats=0.60, facts=12, gate=0.90),
     dict(length=512, batch=8, text=0.30, repeats=0.40, facts=24, gate=0.90),
     dict(length=1024, batch=4, text=0.40, repeats=0.25, facts=32, gate=0.90),

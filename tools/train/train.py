@@ -93,7 +93,7 @@ class Run:
         (total + balance * balance_loss(self.model)).backward()
         self.optimiser.step(rate * min(1.0, (self.optimiser.steps + 1) / 20))
         move_biases(self.model, max(0.001, 0.02 * 0.5**(self.optimiser.steps / 150)))
-        kinds = kinds.flatten()
+        kinds, loss = kinds.flatten(), loss.detach()
         answers, text = kinds == ANSWER, kinds == TEXT
         self.tokens += kinds.numel()
         self.stage_tokens += kinds.numel()
