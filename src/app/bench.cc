@@ -222,6 +222,8 @@ void add_bench(CLI::App& app) {
   };
   CLI::App* sub = app.add_subcommand("bench", "Measure speed");
   sub->require_subcommand(1);
+  add_bench_machine(*sub);
+  add_bench_kernels(*sub);
   CLI::App* model = sub->add_subcommand("model", "Tokens per second of a model: reading prompts, generating");
   auto flags = std::make_shared<Flags>();
   add_engine_flags(*model, flags->common);

@@ -393,12 +393,29 @@ struct CopyArgs {
   int32_t ld_out;
 };
 
+// What a machine can do at most (`weft bench machine`): not part of any step.
+enum class Probe : uint8_t {
+  product,       // multiply and add in registers, as the ISA's matrix product does it: 2^20 operations a round and task
+  product_int8,  // the same with int8 operands, where the ISA has such a product
+  fma,           // f32, likewise
+  read, write,   // each task passes over its part of `bytes` once a round
+};
+struct ProbeArgs {
+  Probe kind;
+  std::byte* data;         // [bytes] 64-byte aligned random values; products: 4 KB
+  size_t bytes;
+  int32_t rounds;
+  float* sink;             // [tasks, 16]
+};
+inline constexpr double kProbeOperations = 1 << 20;
+
 template <class Args>
 using KernelFn = void (*)(const Args&, const Call&);
 
 struct KernelTable {
   const char* isa;
   bool bf16_operands;          // the operand type; else f32
+  bool int8_product;           // int8 operands multiply faster than bf16 ones
   void (*thread_init)();       // once per thread before any kernel: AMX palette; may be null
   KernelFn<EmbedArgs> embed;
   KernelFn<NormArgs> norm;
@@ -421,6 +438,7 @@ struct KernelTable {
   KernelFn<ExpertDownArgs> expert_down;
   KernelFn<CombineArgs> combine;
   KernelFn<CopyArgs> copy;
+  KernelFn<ProbeArgs> probe;
 
   constexpr int operand_bytes() const { return bf16_operands ? 2 : 4; }
 };

@@ -121,6 +121,7 @@ TEST(Dispatch, TilesAreConfiguredWhereThereAreSome) {
     const bool wide = choice.name == "amx" || choice.name == "avx512";
     EXPECT_EQ(choice.table->thread_init != nullptr, choice.name == "amx") << choice.name;
     EXPECT_EQ(choice.table->bf16_operands, wide) << choice.name;
+    EXPECT_EQ(choice.table->int8_product, wide) << choice.name;
     EXPECT_EQ(choice.table->operand_bytes(), wide ? 2 : 4) << choice.name;
   }
 }

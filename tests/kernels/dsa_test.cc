@@ -1,5 +1,5 @@
 // Rope, latent rows and absorbed attention over shuffled, poisoned pages.
-#include "kernel_cases.h"
+#include "kernels/cases.h"
 #include "reference.h"
 #include "slabs.h"
 

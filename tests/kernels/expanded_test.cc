@@ -1,6 +1,6 @@
 // Expanded MLA over shuffled, poisoned pages: dense and masked by a selection, against double precision; which rows it
 // takes, and that a taken row's bits do not depend on how its prompt was cut.
-#include "kernel_cases.h"
+#include "kernels/cases.h"
 #include "reference.h"
 #include "slabs.h"
 

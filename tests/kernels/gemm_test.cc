@@ -1,6 +1,6 @@
 // Packed products of every weight format and epilogue against double precision; rows do not depend on their
 // company.
-#include "kernel_cases.h"
+#include "kernels/cases.h"
 #include "kernel_support.h"
 #include "reference.h"
 

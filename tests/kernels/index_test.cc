@@ -1,7 +1,7 @@
 // Index keys, k-pools and the lightning indexer's exact top-k.
 #include <array>
 
-#include "kernel_cases.h"
+#include "kernels/cases.h"
 #include "reference.h"
 #include "slabs.h"
 

@@ -1,5 +1,5 @@
 // KDA against its token-by-token recurrence in double precision: outputs and states, any cut, any gate.
-#include "kernel_cases.h"
+#include "kernels/cases.h"
 #include "kernel_support.h"
 #include "reference.h"
 

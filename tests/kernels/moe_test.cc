@@ -1,7 +1,7 @@
 // Router, expert sort and the two expert products.
 #include <set>
 
-#include "kernel_cases.h"
+#include "kernels/cases.h"
 #include "kernel_support.h"
 #include "reference.h"
 

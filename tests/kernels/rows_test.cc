@@ -1,5 +1,5 @@
 // Row-wise kernels: embedding, norms, residual mixes, hyper-connections, copies, combine.
-#include "kernel_cases.h"
+#include "kernels/cases.h"
 #include "kernel_support.h"
 #include "reference.h"
 

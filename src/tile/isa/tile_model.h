@@ -53,3 +53,18 @@ static inline void tile_dot() {
     store(c, load(c) + (low + high));
   }
 }
+template <int C, int A, int B>
+static inline void tile_dot_int8() {
+  static_assert(C != A && C != B && A != B);
+  const Tile &a = model_read(A), &b = model_read(B);
+  model_read(C);
+  for (int r = 0; r < 16; ++r)
+    for (int column = 0; column < 16; ++column) {
+      uint32_t sum;  // wraps as silicon does
+      __builtin_memcpy(&sum, model_tile[C].row[r] + 4 * column, 4);
+      for (int k = 0; k < 64; ++k)
+        sum += static_cast<uint32_t>(static_cast<int8_t>(a.row[r][k]) *
+                                     static_cast<int8_t>(b.row[k / 4][4 * column + k % 4]));
+      __builtin_memcpy(model_tile[C].row[r] + 4 * column, &sum, 4);
+    }
+}

@@ -1,4 +1,4 @@
-// The five tile instructions, as inline assembly: GCC 12's intrinsics need literal tile numbers, carry no memory
+// The six tile instructions, as inline assembly: GCC 12's intrinsics need literal tile numbers, carry no memory
 // clobber, and at -O3 the compiler dropped stores to the configuration.
 
 struct alignas(64) TileConfig {  // one palette for ever: eight tiles of 16 rows x 64 bytes
@@ -27,4 +27,9 @@ static inline void tile_store(void* p, long stride_bytes) {
 template <int C, int A, int B>
 static inline void tile_dot() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+// The same in int8: 64 k of signed bytes, lines of 16 columns x 4 k, int32 sums
+template <int C, int A, int B>
+static inline void tile_dot_int8() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }

@@ -82,6 +82,17 @@ inline std::vector<GemmCase> gemm_cases() {
   return all;
 }
 
+// Sizes people run, for timing.
+inline constexpr int kRealRows[] = {1, 4, 16, 64, 512};
+inline std::vector<GemmCase> real_gemm_cases() {
+  std::vector<GemmCase> all;
+  for (const WeightFormat format : kFormats) all.push_back({format, Epilogue::store_f32, 4096, 4096});
+  all.push_back({WeightFormat::bf16, Epilogue::activate, 4096, 4096, 1, false, kActs[2]});
+  all.push_back({WeightFormat::bf16, Epilogue::add_f32, 1024, 1024});
+  all.push_back({WeightFormat::f32, Epilogue::store_f32, 256, 4096, 1, true});  // a router
+  return all;
+}
+
 enum class Gate { softplus, bounded, still, floor, reset, tiny, huge };
 inline const char* name(Gate gate) {
   constexpr const char* kNames[] = {"softplus", "bounded", "still", "floor", "reset", "tiny", "huge"};
@@ -178,6 +189,17 @@ inline std::vector<MoeCase> moe_cases() {
     all.push_back(
         {format, 70, 6, 1, 64, 32, kActs[2], 4});  // one expert gets all 70 rows: more than one gather
     all.push_back({format, 33, 5, 4, 130, 96, kActs[3], 0});
+  }
+  return all;
+}
+
+// real-glm5-next and real-kimi-k31 (latent MoE over the hidden size), 16 experts kept.
+inline std::vector<MoeCase> real_moe_cases() {
+  std::vector<MoeCase> all;
+  for (const int tokens : {1, 16, 64, 512}) {
+    all.push_back({WeightFormat::bf16, tokens, 16, 4, 4096, 2048, {Act::swiglu_clamped, 10, 0, 0}});
+    all.push_back({WeightFormat::e4m3, tokens, 16, 4, 4096, 2048, {Act::swiglu_clamped, 10, 0, 0}});
+    all.push_back({WeightFormat::mxfp4, tokens, 16, 4, 7168, 3072, {Act::situ, 0, 4, 25}});
   }
   return all;
 }
