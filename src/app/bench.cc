@@ -28,6 +28,7 @@ class Rig {
     BuildOptions build;
     build.max_tokens = chunk_;
     build.mla = options.mla;
+    build.exec = options.exec;
     model_ = std::make_unique<Model>(options.model, kernels_, build);
     // One saved state: every repeat goes back to the depth.
     const CacheLimits limits =

@@ -119,6 +119,9 @@ void add_engine_flags(CLI::App& sub, CommonFlags& flags) {
   sub.add_option("--mla", flags.mla, "How MLA reads prompts: auto (default), absorbed, expanded")
       ->type_name("FORM")
       ->check(CLI::IsMember({"auto", "absorbed", "expanded"}));
+  sub.add_option("--exec", flags.exec, "How a step runs: super (default), streams, ops")
+      ->type_name("MODE")
+      ->check(CLI::IsMember({"super", "streams", "ops"}));
   sub.add_flag("!--no-memory-check", flags.check_memory,
                "Load even if the plan exceeds the memory available");
 }
@@ -133,6 +136,7 @@ EngineOptions engine_options(const CommonFlags& flags) {
   options.mla = flags.mla == "absorbed"   ? MlaForm::absorbed
                 : flags.mla == "expanded" ? MlaForm::expanded
                                           : MlaForm::automatic;
+  options.exec = exec_mode(flags.exec);
   options.check_memory = flags.check_memory;
   return options;
 }

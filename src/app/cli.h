@@ -39,12 +39,13 @@ struct CommonFlags {
   int context = 0;           // -c, tokens; 0 = min(the model's, kDefaultContext)
   int chunk = 512;           // -b, tokens of one step
   std::string mla = "auto";  // --mla: auto, absorbed, expanded
+  std::string exec = "super";  // --exec: ops, streams, super
   bool check_memory = true;  // --no-memory-check clears it
 };
 
 // -m/--model DIR, also as the first positional argument; required.
 void add_model_flag(CLI::App& sub, CommonFlags& flags);
-// -m as above, -t, -c, -b, --isa, --mla, --no-memory-check.
+// -m as above, -t, -c, -b, --isa, --mla, --exec, --no-memory-check.
 void add_engine_flags(CLI::App& sub, CommonFlags& flags);
 EngineOptions engine_options(const CommonFlags& flags);
 

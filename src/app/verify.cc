@@ -10,7 +10,7 @@ namespace weft {
 namespace {
 
 struct VerifyFlags {
-  std::vector<std::string> directories, isas = {""}, cases;
+  std::vector<std::string> directories, isas = {""}, cases, execs = {"super"};
   std::vector<int> threads = {1}, chunks = {0};
   bool json = false;
 };
@@ -36,13 +36,13 @@ Json report_json(const VerifyReport& report) {
   Json rows = Json::array();
   for (const VerifyRow& row : report.rows) rows.push_back(row_json(row));
   return {{"directory", report.directory}, {"family", report.family}, {"isa", report.isa},
-          {"threads", report.threads},     {"pass", report.pass()},   {"rows", rows}};
+          {"threads", report.threads},     {"exec", report.exec}, {"pass", report.pass()},   {"rows", rows}};
 }
 
 // A forced run is judged by its row quantile, a free one by its largest error; both columns show.
 void print_report(const VerifyReport& report) {
-  fmt::print("{}: {}, {}, {} thread{}: {}\n", report.directory, report.family, report.isa, report.threads,
-             report.threads == 1 ? "" : "s", report.pass() ? "pass" : "FAIL");
+  fmt::print("{}: {}, {}, {} thread{}, {}: {}\n", report.directory, report.family, report.isa, report.threads,
+             report.threads == 1 ? "" : "s", report.exec, report.pass() ? "pass" : "FAIL");
   fmt::print("  {:<16} {:<7} {:>6} {:>6} {:>10} {:>10} {:>10} {:>10} {:>5} {:>7} {:>6}  \n", "case", "mode",
              "tokens", "chunk", "max error", "nine rows", "mean", "bound", "sets", "experts", "greedy");
   const auto wrong = [](int n) { return n < 0 ? std::string("-") : std::to_string(n); };
@@ -58,14 +58,15 @@ void run_verify(const VerifyFlags& flags) {
   Json all = Json::array();
   const auto check = [&](const std::string& directory) {
     for (const std::string& isa : flags.isas)
-      for (const int threads : flags.threads) {
-        const VerifyReport report = verify(directory, {isa, threads, flags.chunks, flags.cases});
-        pass = pass && report.pass();
-        if (flags.json)
-          all.push_back(report_json(report));
-        else
-          print_report(report);
-      }
+      for (const int threads : flags.threads)
+        for (const std::string& exec : flags.execs) {
+          const VerifyReport report = verify(directory, {isa, threads, flags.chunks, exec_mode(exec), flags.cases});
+          pass = pass && report.pass();
+          if (flags.json)
+            all.push_back(report_json(report));
+          else
+            print_report(report);
+        }
   };
   for (const std::string& directory : flags.directories) {
     try {
@@ -108,6 +109,11 @@ void add_verify(CLI::App& app) {
       ->take_all()
       ->allow_extra_args(false)
       ->check(CLI::Range(0, 1 << 20));
+  sub->add_option("--exec", flags->execs, "How steps run: super (default), streams, ops")
+      ->type_name("A,B")
+      ->delimiter(',')
+      ->take_all()
+      ->allow_extra_args(false);
   sub->add_option("--cases", flags->cases, "Names of cases (default: all)")
       ->type_name("N,M")
       ->delimiter(',')

@@ -1,57 +1,23 @@
 #include "base/team.h"
 
 #include <fmt/format.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 #include <algorithm>
-#include <chrono>
 #include <system_error>
 
 #include "base/check.h"
 #include "base/cpu.h"
+#include "base/wait.h"
 
 namespace weft {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-constexpr auto kSpin = std::chrono::microseconds(80);
-
-void pause() {
-#if defined(__x86_64__)
-  _mm_pause();
-#endif
-}
-
-// True as soon as ready() is; false after kSpin. Measured by the clock: a pause takes 5 to 140 cycles, by
-// model.
-template <class Ready>
-bool spin_until(const Ready& ready) {
-  auto end = Clock::now() + kSpin;
-  do {
-    for (int i = 0; i < 16; ++i) {
-      if (ready()) return true;
-      pause();
-    }
-  } while (Clock::now() < end);
-  return false;
-}
-
-void futex_wait(std::atomic<uint32_t>& word, uint32_t value) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
-}
-
-void futex_wake(std::atomic<uint32_t>& word, int count) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
-}
 
 // Sets the team's floating-point mode, restores the thread's own at the end.
 class FloatMode {

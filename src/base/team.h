@@ -1,11 +1,8 @@
 // A persistent team of threads that runs numbered tasks: the only source of parallelism inside a step.
 //
-//  * The caller is worker 0 and works too. Tasks are claimed one by one from a counter, so a worker the
-//  system has taken
-//    away holds up at most the task it already has; the caller takes the rest.
-//  * Between runs workers spin for kSpin, then sleep. Waking costs 30-50 us, a spin hand-over 0.4 us;
-//  spinning without
-//    end makes everything collapse as soon as another process wants a core.
+//  * The caller is worker 0 and works too. Tasks are claimed one by one from a counter, so a worker the system has
+//  taken away holds up at most the task it already has; the caller takes the rest.
+//  * Between runs workers spin for kSpin, then sleep (base/wait.h).
 //  * With more threads than CPUs, only as many workers are woken as there are CPUs for.
 //  * During run() every thread, the caller included, has MXCSR at round-to-nearest with FTZ and DAZ: decayed
 //  states

@@ -58,6 +58,7 @@ Engine::Engine(const EngineOptions& options) {
   BuildOptions build;
   build.max_tokens = options.chunk;
   build.mla = options.mla;
+  build.exec = options.exec;
   build.max_logits = std::max(16, options.sequences);
   model_ = std::make_unique<Model>(options.model, kernels, build);
   limits_ = cache_limits(model_->config(), options.context, options.sequences,

@@ -27,6 +27,7 @@ struct EngineOptions {
   int context = 0;          // tokens of one sequence; 0 = min(the model's, kDefaultContext)
   int chunk = 512;          // tokens of one step
   MlaForm mla = MlaForm::automatic;
+  ExecMode exec = ExecMode::super;
   int sequences = 1;        // at once
   int checkpoints = 2;      // saved states, for conversations that go back
   bool check_memory = true; // refuse what does not fit, before loading

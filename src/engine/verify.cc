@@ -95,6 +95,7 @@ class Runner {
     context_ = longest + 64;
     BuildOptions build;
     build.max_tokens = build.max_logits = longest;
+    build.exec = options.exec;
     model_ = std::make_unique<Model>(directory, kernels_, build);
     CacheLimits limits{pages_for(context_) * 2, 2, 1, context_};
     caches_ = std::make_unique<Caches>(model_->cache_shape(), limits);
@@ -332,7 +333,8 @@ VerifyReport verify(const std::string& directory, const VerifyOptions& options) 
     drift = std::max(drift, number_at(json, {"bf16_activations_max_abs_diff"}));
   if (drift <= 0) drift = kTypicalDrift;
 
-  VerifyReport report{directory, runner.isa(), runner.model().config().family, options.threads, {}};
+  VerifyReport report{directory, runner.isa(), runner.model().config().family,
+                      exec_name(options.exec), options.threads, {}};
   std::set<std::string> wanted(options.cases.begin(), options.cases.end());
   for (const Json& json : runner.golden().json()["cases"]) {
     Case c = runner.read_case(json);

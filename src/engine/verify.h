@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "graph/executor.h"
 #include "kernels/kernels.h"
 
 namespace weft {
@@ -25,6 +26,7 @@ struct VerifyOptions {
   std::string isa;
   int threads = 1;
   std::vector<int> chunks = {0};  // tokens per step, 0 = whole prompt
+  ExecMode exec = ExecMode::super;
   std::vector<std::string> cases;  // names; empty = all
   const KernelTable* kernels = nullptr;  // overrides isa (tests: the tile model)
 };
@@ -40,7 +42,7 @@ struct VerifyRow {
 };
 
 struct VerifyReport {
-  std::string directory, isa, family;
+  std::string directory, isa, family, exec;
   int threads = 1;
   std::vector<VerifyRow> rows;
   bool pass() const;

@@ -1,7 +1,10 @@
-// A step as a list of kernel calls. Appended once while the model is built; the order of calls is a valid schedule.
+// A step as a list of kernel calls. Appended once while the model is built; the order of calls is a valid
+// schedule, and what each call reads and writes says which others are: a pointer to const in the arguments
+// reads, any other writes.
 //
-// Pointers in a node's arguments are named by slots until the plan knows addresses: a value of the step (arena, given
-// an offset by its lifetime) or something that outlives it (weights, caches, bound by the model).
+// Pointers in a node's arguments are named by slots until the plan knows addresses: a value of the step
+// (arena, given an offset by its lifetime) or something that outlives it (weights, caches, bound by the
+// model).
 #pragma once
 
 #include <cstddef>
@@ -22,8 +25,8 @@ struct Slot {
   explicit operator bool() const { return id >= 0; }
 };
 
-// A value: rows of one token (or one logit row, one expert slot) each, `ld` elements apart; a view starts `offset`
-// elements into its rows.
+// A value: rows of one token (or one logit row, one expert slot) each, `ld` elements apart; a view starts
+// `offset` elements into its rows.
 struct Val {
   Slot slot;
   int width = 0;
@@ -42,7 +45,13 @@ struct Node {
   void (*invoke)(const void* kernel, const void* args, const Call& call);
   int (*units)(const void* args, const StepHeader& step);
   Cost (*cost)(const void* args, const StepHeader& step);
+  bool grows;  // with the context, not only with the rows of the step
   std::vector<std::byte> args;
+  // By plan():
+  std::vector<int>
+      after{};    // nodes that must be complete before this one begins; those implied by others left out
+  int stage = 0;  // nodes of one stage do not depend on each other
+  int lane = 0;   // place among the nodes of its stage: the stream it runs in
 };
 
 class Graph {
@@ -61,17 +70,28 @@ class Graph {
 
   const std::vector<Node>& nodes() const { return nodes_; }
 
-  // Lifetimes to arena offsets. After it only bind() and patch() may follow.
+  // Dependencies, stages and arena offsets. Two values share memory only if every use of one is complete
+  // before the other's first can begin, whatever valid schedule runs. After it only bind() and patch() may
+  // follow.
   void plan();
   size_t arena_bytes() const { return arena_bytes_; }
+  size_t value_bytes() const;  // of all values, had none shared memory
+  int stages() const { return static_cast<int>(stages_.size()); }
+  const std::vector<int>& stage(int i) const { return stages_[i]; }  // nodes
+  struct Place {
+    size_t offset, bytes;
+    int first, last;  // nodes
+  };
+  Place place(Slot value) const;
   // Writes every pointer. error (CHECK): an external that was never bound.
   void patch(std::byte* arena);
 
  private:
   struct SlotInfo {
     std::string label;
-    size_t bytes = 0;   // 0: external
+    size_t bytes = 0;           // 0: external
     int first = -1, last = -1;  // nodes
+    std::vector<int> users{};   // nodes, ascending
     size_t offset = 0;
     const void* address = nullptr;
   };
@@ -80,12 +100,18 @@ class Graph {
     size_t field;  // byte offset of the pointer in the arguments
     Slot slot;
     size_t byte_offset;
+    bool writes;
   };
+  class Order;
+  Order depend();
+  void stage();
+  void place(const Order& order);
   void append(Node node, std::vector<Fixup> fixups);
 
   std::vector<SlotInfo> slots_;
   std::vector<Node> nodes_;
   std::vector<Fixup> fixups_;
+  std::vector<std::vector<int>> stages_;
   size_t arena_bytes_ = 0;
 };
 
@@ -93,7 +119,14 @@ template <class Args>
 class Graph::Make {
  public:
   Make(Graph& graph, const char* op, std::string label, KernelFn<Args> kernel)
-      : graph_(graph), node_{op, std::move(label), reinterpret_cast<const void*>(kernel), invoke, units, cost, {}} {
+      : graph_(graph), node_{op,
+                             std::move(label),
+                             reinterpret_cast<const void*>(kernel),
+                             invoke,
+                             units,
+                             cost,
+                             kGrowsWithContext<Args>,
+                             {}} {
     static_assert(sizeof(Args) <= kMaxArgsBytes && std::is_trivially_copyable_v<Args>);
   }
   Make(const Make&) = delete;
@@ -103,8 +136,10 @@ class Graph::Make {
   template <class P>
   Make& at(P*& field, Slot slot, size_t byte_offset = 0) {
     if (slot)
-      fixups_.push_back({0, static_cast<size_t>(reinterpret_cast<std::byte*>(&field) -
-                                                reinterpret_cast<std::byte*>(&args_)), slot, byte_offset});
+      fixups_.push_back(
+          {0,
+           static_cast<size_t>(reinterpret_cast<std::byte*>(&field) - reinterpret_cast<std::byte*>(&args_)),
+           slot, byte_offset, !std::is_const_v<P>});
     return *this;
   }
   template <class P>

@@ -57,6 +57,16 @@ int units(const ExpertDownArgs&, const StepHeader&);
 int units(const CombineArgs&, const StepHeader&);
 int units(const CopyArgs&, const StepHeader&);
 
+// Whether cost and units depend on the positions of a step, not only on its numbers of rows and spans.
+template <class Args>
+inline constexpr bool kGrowsWithContext = false;
+template <>
+inline constexpr bool kGrowsWithContext<IndexArgs> = true;
+template <>
+inline constexpr bool kGrowsWithContext<AttentionArgs> = true;
+template <>
+inline constexpr bool kGrowsWithContext<ExpandedArgs> = true;
+
 // Tasks for `threads` threads: enough to balance, none shorter than about a fork and join.
 int task_count(int units, const Cost& cost, int threads);
 

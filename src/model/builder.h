@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "graph/executor.h"
 #include "graph/graph.h"
 #include "kernels/kernels.h"
 #include "model/checkpoint.h"
@@ -25,6 +26,7 @@ struct BuildOptions {
   int max_logits = 16;    // rows of one step whose logits are wanted
   bool trace = false;     // keep what Builder::trace() names
   MlaForm mla = MlaForm::automatic;
+  ExecMode exec = ExecMode::super;
   bool poison = false;    // tests: the values of a step start as NaN, so that what reads the unwritten shows
 };
 

@@ -109,7 +109,7 @@ void Model::bind(Caches& caches, Team& team) {
   arena_ = Buffer(graph.arena_bytes() + 4096);
   graph.patch(arena_.as<std::byte>());
   state_stride_ = caches.states().stride();
-  executor_ = std::make_unique<Executor>(team);
+  executor_ = std::make_unique<Executor>(team, graph, builder_->options.exec);
 }
 
 void Model::run(StepHeader step) {
@@ -119,7 +119,7 @@ void Model::run(StepHeader step) {
   step.nonfinite = nonfinite_.data();
   step.state_stride = state_stride_;
   if (builder_->options.poison) std::memset(arena_.data(), 0xff, builder_->graph.arena_bytes());
-  executor_->run(builder_->graph, step);
+  executor_->run(step);
 }
 
 std::string Model::first_nonfinite(int token) const {

@@ -51,6 +51,8 @@ class Model {
   // Where the first NaN or Inf of a token of the last step arose: "layer 3, attention"; empty when nowhere.
   std::string first_nonfinite(int token) const;
 
+  Executor& executor() { return *executor_; }  // after bind(): statistics, traces
+
   // Values named by Builder::trace (BuildOptions::trace): rows of the last step.
   const float* trace(const std::string& name) const;
   int trace_width(const std::string& name) const;
