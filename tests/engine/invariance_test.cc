@@ -132,6 +132,18 @@ TEST_P(Invariance, Threads) {
   }
 }
 
+TEST_P(Invariance, ExecModes) {
+  const Logits alone = rig()->solo(ids_);
+  for (const ExecMode exec : {ExecMode::ops, ExecMode::streams, ExecMode::super}) {
+    RigOptions options;
+    options.threads = 2;
+    options.exec = exec;
+    const auto r = rig(options);
+    EXPECT_TRUE(same_bits(r->solo(ids_), alone, r->vocab())) << exec_name(exec);
+    EXPECT_TRUE(same_bits(r->solo(ids_), alone, r->vocab())) << exec_name(exec) << ", replayed";
+  }
+}
+
 TEST_P(Invariance, ChunksOfWholePages) {
   const auto r = rig();
   const Logits whole = r->solo(ids_);

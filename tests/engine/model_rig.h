@@ -102,6 +102,7 @@ struct RigOptions {
   int context = 320;
   Poison poison = Poison::nans;  // of caches and step values: whatever reads what nobody wrote shows
   bool trace = false;
+  ExecMode exec = ExecMode::super;
 };
 
 class Rig {
@@ -118,6 +119,7 @@ class Rig {
     BuildOptions build;
     build.max_tokens = build.max_logits = options.max_tokens;
     build.trace = options.trace;
+    build.exec = options.exec;
     build.poison = options.poison == Poison::nans;
     model_ = std::make_unique<Model>(folder, kernels, build);
     const CacheLimits limits{pages_for(options.context) * options.sequences, options.sequences,
