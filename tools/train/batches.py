@@ -55,7 +55,7 @@ class Sampler:
             return tasks.copy_sample(rng)
         count = max(1, min(count, (room - 120) // 18))
         facts = tasks.Facts(rng, count, rng.random() < 0.5)
-        questions = rng.randint(1, max(1, min(6, count + 1, (room - 120 - 18 * count) // 60)))
+        questions = rng.randint(1, max(1, min(16, count + 1, (room - 120 - 18 * count) // 60)))
         spare = room - 110 - 16 * count - 55 * questions
         wish = rng.random()
         characters = 0 if wish < 0.25 or spare < 40 else int(3 * spare * (1 if wish > 0.6 else rng.random()))

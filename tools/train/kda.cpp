@@ -27,7 +27,8 @@ static inline bf16 down(float f) {
   memcpy(&u, &f, 4);
   return bf16((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
-static inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+// Bounded: division is a reciprocal estimate with a Newton step, which makes NaN of an infinite denominator.
+static inline float sigmoid(float x) { return 1.0f / (1.0f + expf(x > -60.0f ? -x : 60.0f)); }
 
 struct Row {
   V16 v[4];
@@ -100,32 +101,39 @@ static void prepare(const Layer& L, int64_t b, int64_t h, int64_t t0, int n, Chu
   }
 }
 
-// One chunk forward; with `keep` every decayed state S~ is stored for the backward pass.
+// One chunk forward. A token's own update of the state is applied when the next token reads it, so that the state is
+// passed once per token; with `keep` every decayed state S~ is stored there for the backward pass.
 static void walk(Chunk& c, int n, Row* S, Row* keep) {
+  Row e = {};
+  alignas(64) float zero[D] = {};
+  const float* last = zero;
+  const Row* from = S;
   for (int t = 0; t < n; ++t) {
     Row r = {}, p = {};
+    Row* to = keep ? keep + t * D : S;
     float kq = 0;
     const float *a = c.a[t], *k = c.k[t], *q = c.q[t];
     for (int d = 0; d < D; ++d) {
       for (int j = 0; j < 4; ++j) {
-        V16 x = S[d].v[j] * a[d];
-        S[d].v[j] = x;
+        V16 x = (from[d].v[j] + e.v[j] * last[d]) * a[d];
+        to[d].v[j] = x;
         r.v[j] += x * k[d];
         p.v[j] += x * q[d];
       }
-      kq += k[d] * q[d];
     }
-    if (keep) memcpy(keep + t * D, S, sizeof(Row) * D);
-    Row e;
+    for (int d = 0; d < D; ++d) kq += k[d] * q[d];
     for (int j = 0; j < 4; ++j) {
       V16 v = *(const V16*)&c.v[t][j * 16];
       e.v[j] = (v - r.v[j]) * c.beta[t];
       *(V16*)&c.e[t][j * 16] = e.v[j];
       *(V16*)&c.o[t][j * 16] = (p.v[j] + e.v[j] * kq) * 0.125f;
     }
-    for (int d = 0; d < D; ++d)
-      for (int j = 0; j < 4; ++j) S[d].v[j] += e.v[j] * k[d];
+    last = k;
+    from = to;
   }
+  if (keep) return;
+  for (int d = 0; d < D; ++d)
+    for (int j = 0; j < 4; ++j) S[d].v[j] = from[d].v[j] + e.v[j] * last[d];
 }
 
 extern "C" {

@@ -20,8 +20,9 @@ static inline bf16 down(float f) {
   memcpy(&u, &f, 4);
   return bf16((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
-static inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-static inline float tanh_(float x) { return 1.0f - 2.0f / (1.0f + expf(2.0f * x)); }
+// Bounded: division is a reciprocal estimate with a Newton step, which makes NaN of an infinite denominator.
+static inline float sigmoid(float x) { return 1.0f / (1.0f + expf(x > -60.0f ? -x : 60.0f)); }
+static inline float tanh_(float x) { return 1.0f - 2.0f / (1.0f + expf(x < 30.0f ? 2.0f * x : 60.0f)); }
 
 extern "C" {
 

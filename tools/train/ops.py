@@ -312,6 +312,9 @@ def test():
             [r(50, 256), r(50, 256), r(50, 256), r(256) * 0.2, r(256)], {0, 1, 2})
     compare("situ", lambda x, w: situ(x, w * (w > 0)), [r(50, 1024) * 4, (torch.rand(50, 8) * (torch.rand(50, 8) < 0.5))], {0})
     compare("situ1", lambda x: situ(x), [r(50, 1024) * 4], {0})
+    compare("situ, far out", lambda x: situ(x), [r(50, 1024) * 300], {0})
+    compare("kda, far out", lambda *x: kda(*x)[0], [r(2, 75, 4 * 128 + 2) * 100, r(2, 75, 128) * 300,
+                                                   r(3, 4, 128) * 0.5, r(2) * 0.3, r(128) - 2, 1 + 0.1 * r(64)], {0, 1})
     compare("kda", lambda *x: kda(*x)[0], [r(2, 75, 4 * 128 + 2), r(2, 75, 128) * 2, r(3, 4, 128) * 0.5, r(2) * 0.3, r(128) - 2,
                          1 + 0.1 * r(64)], {0, 1})
     compare("kda, later segment", lambda p, f, *x: kda(torch.cat([p[:, :3].detach(), p[:, 3:]], 1), f, *x,

@@ -1,4 +1,4 @@
-"""Muon on matrices (Nesterov momentum 0.95, five Newton-Schulz steps), Adam on the rest. Matrices of one shape are
+"""Muon on matrices (Nesterov momentum 0.95, five Newton-Schulz steps, weight decay 0.1), Adam on the rest. Matrices of one shape are
 orthogonalised in one batch; experts count as matrices of their own."""
 import torch
 
@@ -49,7 +49,7 @@ class Optimiser:
             u = orthogonal(torch.cat(grads)).split([len(g) for g in grads])
             scale = rate * muon * max(1.0, shape[0] / shape[1])**0.5
             for i, x in zip(members, u):
-                self.parameters[i].sub_(x.reshape(self.parameters[i].shape), alpha=scale)
+                self.parameters[i].mul_(1 - 0.1 * rate * muon).sub_(x.reshape(self.parameters[i].shape), alpha=scale)
         for i in self.adam:
             p, m, v = self.parameters[i], self.first[i], self.second[i]
             m.mul_(0.9).add_(p.grad, alpha=0.1)

@@ -87,16 +87,20 @@ class Run:
         stage = STAGES[self.stage]
         ids, kinds = self.sampler.batch(stage)
         hidden, _ = self.model(ids[:, :-1])
-        logits = self.model.logits(hidden.flatten(0, 1))
-        total, loss, hit = ops.cross_entropy(logits, ids[:, 1:].flatten(), loss_weights(kinds).flatten())
+        weights, kinds = loss_weights(kinds).flatten(), kinds.flatten()
+        known = kinds.nonzero().flatten()
+        logits = self.model.logits(hidden.flatten(0, 1)[known])
+        total, loss, hit = ops.cross_entropy(logits, ids[:, 1:].flatten()[known], weights[known])
         balance = 0.02 if self.optimiser.steps < 200 else 0.002
         (total + balance * balance_loss(self.model)).backward()
+        if not torch.isfinite(total.detach()):
+            raise SystemExit("the loss is not a number: the checkpoint is kept as it was")
         self.optimiser.step(rate * min(1.0, (self.optimiser.steps + 1) / 20))
         move_biases(self.model, max(0.001, 0.02 * 0.5**(self.optimiser.steps / 150)))
-        kinds, loss = kinds.flatten(), loss.detach()
-        answers, text = kinds == ANSWER, kinds == TEXT
         self.tokens += kinds.numel()
         self.stage_tokens += kinds.numel()
+        kinds, loss = kinds[known], loss.detach()
+        answers, text = kinds == ANSWER, kinds == TEXT
         self.load_seen = 0.98 * self.load_seen + 0.02 * torch.stack([g.chosen.flatten(0, -2).mean(0)
                                                                      for g in gates(self.model)])
         return [float(hit[answers].mean()) if answers.any() else 0, float(loss[answers].mean()) if answers.any() else 0,
@@ -123,6 +127,7 @@ class Run:
     def go(self):
         args, stop = self.args, []
         signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+        signal.signal(signal.SIGUSR1, lambda *_: self.save())
         budget = args.minutes * 60
         begin = last = saved = scored = time.monotonic()
         used, means, tokens, n = 0.0, [0, 0, 0], self.tokens, 0
@@ -144,7 +149,7 @@ class Run:
                 scored = last = time.monotonic()
                 means, tokens, n = [0, 0, 0], self.tokens, 1000
                 n = 0
-            if now - saved > 600:
+            if now - saved > 420:
                 self.save()
                 saved = now
         if n:
