@@ -104,12 +104,15 @@ class Indexer(nn.Module):
         score = self.score(x, qr, key).masked_fill(~ops.visible(S - T, T, S), -torch.inf)
         if S <= top_k:
             return None
-        best = torch.sort(score, stable=True, dim=-1, descending=True).indices[..., :top_k]
+        if ops.FAST:  # ties of bf16 scores fall as they like
+            best = torch.topk(score, top_k, -1, sorted=False).indices
+        else:
+            best = torch.sort(score, stable=True, dim=-1, descending=True).indices[..., :top_k]
         return torch.zeros_like(score, dtype=torch.bool).scatter_(-1, best, True)
 
 
 class MlaAttention(nn.Module):
-    def __init__(self, c):
+    def __init__(self, c, indexer=True):
         super().__init__()
         self.c = c
         self.q_a_proj, self.q_a_layernorm = Weight(matrix(c.q_rank, c.dim)), norm(c.q_rank)
@@ -118,7 +121,7 @@ class MlaAttention(nn.Module):
         self.kv_a_layernorm = norm(c.kv_rank)
         self.kv_b_proj = Weight(matrix(c.heads * (c.nope + c.v_dim), c.kv_rank))
         self.g_proj, self.o_proj = Weight(matrix(c.heads * c.v_dim, c.dim)), Weight(matrix(c.dim, c.heads * c.v_dim))
-        self.indexer = Indexer(c)
+        self.indexer = Indexer(c) if indexer else None
 
     def forward(self, x, cache, mode="dense", trace=None):
         c = self.c
@@ -249,7 +252,7 @@ class Model(nn.Module):
     def forward(self, ids, cache=None, taps=None, **how):
         """ids [B, T] -> the normed last hidden state [B, T, D] and the caches. mode: dense, sparse or recent;
         trace: a list that receives what the indexers' training needs; taps: a list that receives the running sum
-        after every layer and the last mix (before model.norm)."""
+        after every layer and the last mix, normed without the weights of model.norm."""
         m = self.model
         p = F.embedding(ids, m.embed_tokens.weight).to(self.dtype)
         bank, kept = [], []
@@ -260,8 +263,7 @@ class Model(nn.Module):
                 taps.append(p)
         key = m.output_attn_res_norm.weight * m.output_attn_res_proj.weight[0]
         if taps is not None:
-            taps.append(ops.mix_reference(bank + [p], key, torch.ones_like(key), 1e-5, 0.0)
-                        if self.dtype != torch.bfloat16 else None)
+            taps.append(ops.mix(bank + [p], key, torch.ones_like(key)))
         return ops.mix(bank + [p], key, m.norm.weight), kept
 
     def logits(self, hidden):
