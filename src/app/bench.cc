@@ -10,8 +10,7 @@
 #include "base/check.h"
 #include "base/cpu.h"
 #include "base/memory.h"
-#include "engine/batch.h"
-#include "kernels/dispatch.h"
+#include "engine/direct.h"
 
 namespace weft {
 namespace {
@@ -20,34 +19,11 @@ using Clock = std::chrono::steady_clock;
 
 class Rig {
  public:
-  explicit Rig(const EngineOptions& options)
-      : kernels_(choose_kernels(options.isa, cpu_features())),
-        chunk_(options.chunk),
-        threads_(options.threads > 0 ? options.threads : default_threads().threads),
-        team_(threads_, false, kernels_.thread_init) {
-    BuildOptions build;
-    build.max_tokens = chunk_;
-    build.mla = options.mla;
-    build.exec = options.exec;
-    model_ = std::make_unique<Model>(options.model, kernels_, build);
-    // One saved state: every repeat goes back to the depth.
-    const CacheLimits limits =
-        cache_limits(model_->config(), options.context, 1, model_->cache_shape().slot_bytes ? 1 : 0);
-    plan_ = model_->memory(limits, threads_);
-    const size_t available = available_memory();
-    if (options.check_memory && available && plan_.total() > available)
-      fail("{}: needs {} but only {} of memory is available (see weft plan)", model_->checkpoint().path(),
-           human_bytes(plan_.total()), human_bytes(available));
-    caches_ = std::make_unique<Caches>(model_->cache_shape(), limits);
-    model_->load(team_, {});
-    model_->bind(*caches_, team_);
-    batch_ = std::make_unique<Batch>(chunk_, build.max_logits, 1, limits.max_tokens);
-    sequence_ = caches_->create();
-  }
+  explicit Rig(const EngineOptions& options) : direct_({one_saved_state(options)}) {}
 
   void read(int tokens) {
     while (tokens > 0) {
-      const int n = std::min(tokens, chunk_);
+      const int n = std::min(tokens, direct_.chunk());
       step(n, tokens == n ? WantLogits::last : WantLogits::none);
       tokens -= n;
     }
@@ -57,38 +33,28 @@ class Rig {
   }
   // Makes `depth` tokens the place to come back to.
   void start_at(int depth) {
-    sequence_.truncate(0);
+    direct_.restart();
     read(depth);
-    sequence_.checkpoint();
+    direct_.sequence().checkpoint();
   }
-  void back_to(int depth) { sequence_.truncate(depth); }
+  void back_to(int depth) { direct_.sequence().truncate(depth); }
 
-  const Model& model() const { return *model_; }
-  const KernelTable& kernels() const { return kernels_; }
-  int threads() const { return threads_; }
-  size_t planned() const { return plan_.total(); }
+  const Direct& direct() const { return direct_; }
+  const Model& model() const { return direct_.model(); }
 
  private:
+  static EngineOptions one_saved_state(EngineOptions options) {  // every repeat goes back to the depth
+    options.checkpoints = 1;
+    return options;
+  }
   void step(int n, WantLogits want) {
     ids_.resize(n);
-    std::uniform_int_distribution<int32_t> id(0, model_->config().vocab - 1);
+    std::uniform_int_distribution<int32_t> id(0, model().config().vocab - 1);
     for (int32_t& token : ids_) token = id(random_);
-    WEFT_CHECK(sequence_.can_extend(n));
-    sequence_.extend(n);
-    batch_->clear();
-    batch_->add(sequence_, ids_, want);
-    model_->run(batch_->header());
-    sequence_.commit(n);
+    direct_.forward(ids_, want);
   }
 
-  const KernelTable& kernels_;
-  int chunk_, threads_;
-  Team team_;
-  MemoryPlan plan_;
-  std::unique_ptr<Model> model_;
-  std::unique_ptr<Caches> caches_;
-  std::unique_ptr<Batch> batch_;
-  Sequence sequence_;
+  Direct direct_;
   std::vector<int32_t> ids_;
   std::mt19937 random_{1};
 };
@@ -194,12 +160,12 @@ BenchReport bench_model(const BenchOptions& options) {
   BenchReport report;
   report.model = rig.model().checkpoint().name();
   report.family = rig.model().config().family;
-  report.isa = rig.kernels().isa;
+  report.isa = rig.direct().kernels().isa;
   report.cpu = cpu_name();
-  report.threads = rig.threads();
+  report.threads = rig.direct().threads();
   report.repeats = options.repeats;
   report.weights_bytes = rig.model().parts().weights.bytes();
-  report.planned_bytes = rig.planned();
+  report.planned_bytes = rig.direct().memory().total();
   for (const int depth : options.depths) {
     rig.start_at(depth);
     for (const int p : options.prompts)

@@ -96,14 +96,15 @@ int parse_and_run(int argc, char** argv) {
 
 }  // namespace
 
-void add_model_flag(CLI::App& sub, CommonFlags& flags) {
-  sub.add_option("-m,--model,model", flags.model, "Model folder, or the root of a download cache entry")
+void add_model_flag(CLI::App& sub, CommonFlags& flags, bool positional) {
+  sub.add_option(positional ? "-m,--model,model" : "-m,--model", flags.model,
+                 "Model folder, or the root of a download cache entry")
       ->type_name("DIR")
       ->required();
 }
 
-void add_engine_flags(CLI::App& sub, CommonFlags& flags) {
-  add_model_flag(sub, flags);
+void add_engine_flags(CLI::App& sub, CommonFlags& flags, bool positional) {
+  add_model_flag(sub, flags, positional);
   sub.add_option("-t,--threads", flags.threads, "Threads (default: the CPUs this process may use)")
       ->type_name("N")
       ->check(CLI::Range(1, 4096));
@@ -122,8 +123,21 @@ void add_engine_flags(CLI::App& sub, CommonFlags& flags) {
   sub.add_option("--exec", flags.exec, "How a step runs: super (default), streams, ops")
       ->type_name("MODE")
       ->check(CLI::IsMember({"super", "streams", "ops"}));
+  add_dsa_flag(sub, flags.dsa);
   sub.add_flag("!--no-memory-check", flags.check_memory,
                "Load even if the plan exceeds the memory available");
+}
+
+void add_dsa_flag(CLI::App& sub, std::string& mode) {
+  sub.add_option("--dsa", mode,
+                 "What DSA layers attend to: sparse (what the indexer selects, default), dense (everything), "
+                 "recent (the most recent tokens, as many as sparse takes)")
+      ->type_name("MODE")
+      ->check(CLI::IsMember({"sparse", "dense", "recent"}));
+}
+
+DsaMode dsa_mode(const std::string& word) {
+  return word == "dense" ? DsaMode::dense : word == "recent" ? DsaMode::recent : DsaMode::sparse;
 }
 
 EngineOptions engine_options(const CommonFlags& flags) {
@@ -137,6 +151,7 @@ EngineOptions engine_options(const CommonFlags& flags) {
                 : flags.mla == "expanded" ? MlaForm::expanded
                                           : MlaForm::automatic;
   options.exec = exec_mode(flags.exec);
+  options.dsa = dsa_mode(flags.dsa);
   options.check_memory = flags.check_memory;
   return options;
 }

@@ -33,21 +33,25 @@ struct ExitCode {
 
 // Flags of every subcommand that runs a model; the names are llama.cpp's where it has one.
 struct CommonFlags {
-  std::string model;         // -m
-  std::string isa;           // --isa, "" = best
-  int threads = 0;           // -t, 0 = default_threads()
-  int context = 0;           // -c, tokens; 0 = min(the model's, kDefaultContext)
-  int chunk = 512;           // -b, tokens of one step
-  std::string mla = "auto";  // --mla: auto, absorbed, expanded
+  std::string model;           // -m
+  std::string isa;             // --isa, "" = best
+  int threads = 0;             // -t, 0 = default_threads()
+  int context = 0;             // -c, tokens; 0 = min(the model's, kDefaultContext)
+  int chunk = 512;             // -b, tokens of one step
+  std::string mla = "auto";    // --mla: auto, absorbed, expanded
+  std::string dsa = "sparse";  // --dsa: sparse, dense, recent
   std::string exec = "super";  // --exec: ops, streams, super
-  bool check_memory = true;  // --no-memory-check clears it
+  bool check_memory = true;    // --no-memory-check clears it
 };
 
-// -m/--model DIR, also as the first positional argument; required.
-void add_model_flag(CLI::App& sub, CommonFlags& flags);
-// -m as above, -t, -c, -b, --isa, --mla, --exec, --no-memory-check.
-void add_engine_flags(CLI::App& sub, CommonFlags& flags);
+// -m/--model DIR, also as the first positional argument unless that is for something else; required.
+void add_model_flag(CLI::App& sub, CommonFlags& flags, bool positional = true);
+// -m as above, -t, -c, -b, --isa, --mla, --exec, --dsa, --no-memory-check.
+// Not positional where other arguments are.
+void add_engine_flags(CLI::App& sub, CommonFlags& flags, bool positional = true);
 EngineOptions engine_options(const CommonFlags& flags);
+void add_dsa_flag(CLI::App& sub, std::string& mode);
+DsaMode dsa_mode(const std::string& word);
 
 void add_run(CLI::App& app);
 void add_chat(CLI::App& app);

@@ -27,9 +27,7 @@ struct Plan {
 Plan make_plan(const PlanFlags& flags) {
   const EngineOptions options = engine_options(flags.common);
   const KernelTable& kernels = choose_kernels(options.isa, cpu_features());
-  BuildOptions build;
-  build.max_tokens = options.chunk;
-  build.mla = options.mla;
+  BuildOptions build = build_options(options);
   build.max_logits = std::max(build.max_logits, flags.sequences);
   const Model model(options.model, kernels, build);
   Plan plan;

@@ -12,6 +12,7 @@ namespace {
 struct VerifyFlags {
   std::vector<std::string> directories, isas = {""}, cases, execs = {"super"};
   std::vector<int> threads = {1}, chunks = {0};
+  std::string dsa = "sparse";
   bool json = false;
 };
 
@@ -35,8 +36,13 @@ Json row_json(const VerifyRow& row) {
 Json report_json(const VerifyReport& report) {
   Json rows = Json::array();
   for (const VerifyRow& row : report.rows) rows.push_back(row_json(row));
-  return {{"directory", report.directory}, {"family", report.family}, {"isa", report.isa},
-          {"threads", report.threads},     {"exec", report.exec}, {"pass", report.pass()},   {"rows", rows}};
+  return {{"directory", report.directory},
+          {"family", report.family},
+          {"isa", report.isa},
+          {"threads", report.threads},
+          {"exec", report.exec},
+          {"pass", report.pass()},
+          {"rows", rows}};
 }
 
 // A forced run is judged by its row quantile, a free one by its largest error; both columns show.
@@ -60,7 +66,8 @@ void run_verify(const VerifyFlags& flags) {
     for (const std::string& isa : flags.isas)
       for (const int threads : flags.threads)
         for (const std::string& exec : flags.execs) {
-          const VerifyReport report = verify(directory, {isa, threads, flags.chunks, exec_mode(exec), flags.cases});
+          const VerifyReport report = verify(
+              directory, {isa, threads, flags.chunks, exec_mode(exec), flags.cases, dsa_mode(flags.dsa)});
           pass = pass && report.pass();
           if (flags.json)
             all.push_back(report_json(report));
@@ -119,6 +126,7 @@ void add_verify(CLI::App& app) {
       ->delimiter(',')
       ->take_all()
       ->allow_extra_args(false);
+  add_dsa_flag(*sub, flags->dsa);
   sub->add_flag("--json", flags->json, "As JSON");
   sub->callback([flags] { run_verify(*flags); });
 }

@@ -52,24 +52,34 @@ CacheLimits cache_limits(const ModelConfig& config, int context, int sequences, 
   return {pages_for(tokens) * sequences, sequences, checkpoints, tokens};
 }
 
-Engine::Engine(const EngineOptions& options) {
-  const KernelTable& kernels = choose_kernels(options.isa, cpu_features());
-  const int count = options.threads > 0 ? options.threads : default_threads().threads;
+BuildOptions build_options(const EngineOptions& options) {
   BuildOptions build;
   build.max_tokens = options.chunk;
   build.mla = options.mla;
   build.exec = options.exec;
+  build.dsa = options.dsa;
+  return build;
+}
+
+void check_memory(const Model& model, const MemoryPlan& plan) {
+  const size_t available = available_memory();
+  if (available == 0 || plan.total() <= available) return;
+  fail("{}: needs {} (weights {}, caches {}, state {}, scratch {}) but only {} of memory is available; lower -c, or use "
+       "a smaller or quantised model", model.checkpoint().path(), gib(plan.total()), gib(plan.weights),
+       gib(plan.latent + plan.index), gib(plan.state), gib(plan.scratch), gib(available));
+}
+
+Engine::Engine(const EngineOptions& options) {
+  const KernelTable& kernels = choose_kernels(options.isa, cpu_features());
+  const int count = options.threads > 0 ? options.threads : default_threads().threads;
+  BuildOptions build = build_options(options);
   build.max_logits = std::max(16, options.sequences);
   model_ = std::make_unique<Model>(options.model, kernels, build);
   limits_ = cache_limits(model_->config(), options.context, options.sequences,
                          model_->cache_shape().slot_bytes ? options.checkpoints : 0);
   memory_ = model_->memory(limits_, count);
   if (options.on_plan) options.on_plan(memory_);
-  const size_t available = available_memory();
-  if (options.check_memory && available && memory_.total() > available)
-    fail("{}: needs {} (weights {}, caches {}, state {}, scratch {}) but only {} of memory is available; lower -c, or use "
-         "a smaller or quantised model", model_->checkpoint().path(), gib(memory_.total()), gib(memory_.weights),
-         gib(memory_.latent + memory_.index), gib(memory_.state), gib(memory_.scratch), gib(available));
+  if (options.check_memory) check_memory(*model_, memory_);
   try {
     tokenizer_ = Tokenizer::load(model_->checkpoint().path());
   } catch (const Error& error) {

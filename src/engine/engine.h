@@ -28,6 +28,7 @@ struct EngineOptions {
   int chunk = 512;          // tokens of one step
   MlaForm mla = MlaForm::automatic;
   ExecMode exec = ExecMode::super;
+  DsaMode dsa = DsaMode::sparse;
   int sequences = 1;        // at once
   int checkpoints = 2;      // saved states, for conversations that go back
   bool check_memory = true; // refuse what does not fit, before loading
@@ -63,6 +64,7 @@ class Engine {
   Session new_session() { return {caches_->create(), {}}; }
 
   Model& model() { return *model_; }
+  const Model& model() const { return *model_; }
   Team& team() { return *team_; }
   Caches& caches() { return *caches_; }
   const ModelConfig& config() const { return model_->config(); }
@@ -94,6 +96,9 @@ class Engine {
   Id next_id_ = 1;
 };
 
+BuildOptions build_options(const EngineOptions& options);  // max_logits as BuildOptions has it
+// error: the plan is larger than the memory available; with both numbers and what could be changed.
+void check_memory(const Model& model, const MemoryPlan& plan);
 // Pages for `sequences` full contexts. error (usage): a context beyond the model's.
 CacheLimits cache_limits(const ModelConfig& config, int context, int sequences, int checkpoints);
 

@@ -96,6 +96,7 @@ class Runner {
     BuildOptions build;
     build.max_tokens = build.max_logits = longest;
     build.exec = options.exec;
+    build.dsa = options.dsa;
     model_ = std::make_unique<Model>(directory, kernels_, build);
     CacheLimits limits{pages_for(context_) * 2, 2, 1, context_};
     caches_ = std::make_unique<Caches>(model_->cache_shape(), limits);
@@ -124,7 +125,7 @@ class Runner {
     if (f.has("greedy")) c.greedy = golden_.ints(f.string("greedy")).data;
     c.bf16_drift = number_at(json, {"bf16_activations_max_abs_diff"});
     if (f.has("experts")) read_experts(c, golden_.ints(f.string("experts")));
-    if (f.has("selected")) read_selected(c, json["selected"]);
+    if (f.has("selected") && model_->parts().options.dsa == DsaMode::sparse) read_selected(c, json["selected"]);
     return c;
   }
 

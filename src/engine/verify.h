@@ -18,7 +18,7 @@
 
 #include "base/json.h"
 #include "graph/executor.h"
-#include "kernels/kernels.h"
+#include "model/builder.h"
 
 namespace weft {
 
@@ -28,6 +28,7 @@ struct VerifyOptions {
   std::vector<int> chunks = {0};  // tokens per step, 0 = whole prompt
   ExecMode exec = ExecMode::super;
   std::vector<std::string> cases;  // names; empty = all
+  DsaMode dsa = DsaMode::sparse;  // otherwise recorded selections are not compared, and long cases must fail
   const KernelTable* kernels = nullptr;  // overrides isa (tests: the tile model)
 };
 

@@ -66,11 +66,11 @@ static inline int emit(const IndexArgs& a, int32_t* out, const int32_t* chosen, 
   return n;
 }
 
-static inline void select_forced(const IndexArgs& a, const int32_t* forced, int32_t* out, int32_t* count) {
+static inline void select_forced(int32_t* out, int32_t* count, const int32_t* forced, int width) {
   int n = 0;
-  while (n < a.width && forced[n] >= 0) out[n] = forced[n], ++n;
+  while (n < width && forced[n] >= 0) out[n] = forced[n], ++n;
   *count = n;
-  for (int i = n; i < a.width; ++i) out[i] = -1;
+  for (int i = n; i < width; ++i) out[i] = -1;
 }
 
 // Scores of up to 16 keys of one panel for `tokens` rows: relu(c) weighted over heads.
@@ -154,6 +154,6 @@ static void index(const IndexArgs& a, const Call& call) {
     if (step.seen_selection && step.seen_selection[a.layer])
       __builtin_memcpy(step.seen_selection[a.layer] + static_cast<size_t>(t) * a.width, row, sizeof(int32_t) * a.width);
     if (step.forced_selection && step.forced_selection[a.layer])
-      select_forced(a, step.forced_selection[a.layer] + static_cast<size_t>(t) * a.width, row, a.count + t);
+      select_forced(row, a.count + t, step.forced_selection[a.layer] + static_cast<size_t>(t) * a.width, a.width);
   }
 }

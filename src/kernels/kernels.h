@@ -221,6 +221,14 @@ struct IndexArgs {
   int32_t width;           // topk + pool - 1
 };
 
+// The list of IndexArgs without scores: the `width` most recent tokens.
+struct RecentArgs {
+  int32_t layer;           // of StepHeader::forced_selection
+  int32_t* out;            // [tokens, width]
+  int32_t* count;          // [tokens]
+  int32_t width;
+};
+
 // Absorbed MLA over the paged latent rows: dense when the list is the whole prefix, gathered by index otherwise
 // (dsa.md 1.3, 4.1). Online softmax over blocks of 64 keys in ascending order.
 struct AttentionArgs {
@@ -426,6 +434,7 @@ struct KernelTable {
   KernelFn<LatentArgs> latent;
   KernelFn<IndexKeyArgs> index_key;
   KernelFn<IndexArgs> index;
+  KernelFn<RecentArgs> recent;
   KernelFn<AttentionArgs> attention;
   KernelFn<ExpandedArgs> attention_expanded;
   KernelFn<MixArgs> mix;

@@ -63,6 +63,7 @@ Cost cost(const IndexArgs& a, const StepHeader& s) {
     if (s.position[t] + 1 > a.topk) scored += s.position[t] + 1;
   return {scored > 0 ? seen.keys / a.pool * a.dim * 2 : 0, 2 * scored / a.pool * a.heads * a.dim};
 }
+Cost cost(const RecentArgs& a, const StepHeader& s) { return {s.tokens * a.width * 4.0, 0}; }
 Cost cost(const AttentionArgs& a, const StepHeader& s) {
   const Seen seen = seen_keys(s, a.list ? a.width : kNoLimit);
   return {seen.keys * a.row_elements * 2, 2 * seen.pairs * a.heads * (2.0 * a.latent + a.rope)};
@@ -112,6 +113,7 @@ int units(const RopeArgs&, const StepHeader& s) { return s.tokens; }
 int units(const LatentArgs&, const StepHeader& s) { return s.tokens; }
 int units(const IndexKeyArgs& a, const StepHeader& s) { return a.pool == 1 ? s.tokens : s.spans; }
 int units(const IndexArgs&, const StepHeader& s) { return s.tokens; }
+int units(const RecentArgs&, const StepHeader& s) { return s.tokens; }
 int units(const AttentionArgs& a, const StepHeader& s) { return s.tokens * ((a.heads + 31) / 32); }
 int units(const ExpandedArgs& a, const StepHeader& s) {
   for (int i = 0; i < s.spans; ++i)

@@ -332,9 +332,10 @@ void Builder::into(const Sink& sink, const std::string& label, const Val& a, con
 
 void Builder::trace(const std::string& name, const Val& x, int width, Rows rows) {
   if (!options.trace) return;
-  TraceBuffer buffer{graph.external("trace " + name), width, rows};
+  const int words = width * x.element_bytes / 4;  // bf16 rows travel as pairs; their widths are even
+  TraceBuffer buffer{graph.external("trace " + name), words, rows};
   auto c = graph.make<CopyArgs>("copy", "trace " + name, kernels.copy);
-  c->ld_x = x.ld, c->width = width, c->rows = rows, c->ld_out = width;
+  c->ld_x = x.ld * x.element_bytes / 4, c->width = words, c->rows = rows, c->ld_out = words;
   c.at(c->x, x).at(c->out, buffer.slot);
   c.add();
   traces[name] = buffer;

@@ -21,12 +21,17 @@ namespace weft {
 // How MLA layers compute prompts. automatic: expanded below the position where it stops paying, absorbed beyond.
 enum class MlaForm : uint8_t { automatic, absorbed, expanded };
 
+// Which tokens DSA layers attend to: those the indexer selects; all of them; or the most recent ones, as many as the
+// indexer would select. The last two leave the indexer out: they say what a selection costs and what it is worth.
+enum class DsaMode : uint8_t { sparse, dense, recent };
+
 struct BuildOptions {
   int max_tokens = 512;   // of one step
   int max_logits = 16;    // rows of one step whose logits are wanted
   bool trace = false;     // keep what Builder::trace() names
   MlaForm mla = MlaForm::automatic;
   ExecMode exec = ExecMode::super;
+  DsaMode dsa = DsaMode::sparse;
   bool poison = false;    // tests: the values of a step start as NaN, so that what reads the unwritten shows
 };
 
@@ -58,6 +63,12 @@ struct CacheLayout {
   bool recurrent = false;          // some state cannot be cut at any position
   size_t latent_bytes = 0, index_bytes = 0;     // per page, for `weft plan`
   size_t kda_bytes = 0;                         // per sequence
+};
+
+// A DSA layer with a selection of its own, for what compares selections with attention: its latent rows are those of
+// `slab`, its queries are traced as "layer.N.query" (operand rows, head h at h * row_elements: latent | rope).
+struct SelectingLayer {
+  int layer = 0, slab = 0, row_elements = 0;
 };
 
 struct TraceBuffer {
@@ -115,7 +126,7 @@ class Builder {
                int slack = 0);  // slack: operand columns beyond the output that are cleared too
   void into(const Sink& sink, const std::string& label, const Val& a, const Parts& parts);
 
-  void trace(const std::string& name, const Val& x, int width, Rows rows = Rows::tokens);
+  void trace(const std::string& name, const Val& x, int width, Rows rows = Rows::tokens);  // operand rows too
 
   int add_slab(const std::string& label, size_t bytes_per_page);
   Slot slab(int i) const { return caches.slabs[i]; }
@@ -127,7 +138,8 @@ class Builder {
   std::map<std::string, TraceBuffer> traces;
   Slot logits;
   int logits_ld = 0;
-  int moe_layers = 0, dsa_layers = 0;  // counted while building
+  int moe_layers = 0, dsa_layers = 0;  // counted while building; dsa_layers: those that select
+  std::vector<SelectingLayer> selecting;
   int selection_width = 0;
 
   const KernelTable& kernels;

@@ -174,18 +174,30 @@ struct Indexer {
   int slab;
 };
 
+void begin_list(Stack& s, const std::string& scope) {
+  s.b.selection_width = s.c.indexer.topk + s.c.indexer.pool - 1;
+  s.list = s.b.raw_rows(scope + "selection", s.b.selection_width);
+  s.count = s.b.raw_rows(scope + "selected", 1);
+}
+
 void select(Stack& s, const std::string& scope, const Indexer& in) {
   Builder& b = s.b;
   const IndexerSpec& ix = s.c.indexer;
-  const int width = ix.topk + ix.pool - 1;
-  s.list = b.raw_rows(scope + "selection", width);
-  s.count = b.raw_rows(scope + "selected", 1);
-  b.selection_width = width;
+  begin_list(s, scope);
   auto n = b.graph.make<IndexArgs>("index", scope + "indexer", b.kernels.index);
   n->ld_q = in.q.ld, n->ld_weight = in.weights.ld, n->heads = ix.heads, n->dim = ix.dim, n->topk = ix.topk;
   n->scale = 1.f / std::sqrt(static_cast<float>(ix.heads) * static_cast<float>(ix.dim));
-  n->pool = ix.pool, n->page_bytes = b.caches.slab_bytes[in.slab], n->layer = b.dsa_layers++, n->width = width;
+  n->pool = ix.pool, n->page_bytes = b.caches.slab_bytes[in.slab], n->layer = b.dsa_layers++;
+  n->width = b.selection_width;
   n.at(n->q, in.q).at(n->weight, in.weights).at(n->slab, b.slab(in.slab)).at(n->out, s.list).at(n->count, s.count);
+  n.add();
+}
+
+void select_recent(Stack& s, const std::string& scope) {
+  begin_list(s, scope);
+  auto n = s.b.graph.make<RecentArgs>("recent", scope + "recent", s.b.kernels.recent);
+  n->layer = s.b.dsa_layers++, n->width = s.b.selection_width;
+  n.at(n->out, s.list).at(n->count, s.count);
   n.add();
 }
 
@@ -250,7 +262,9 @@ void mla_layer(Stack& s, const Site& site, const LayerSpec& layer) {
   const IndexerSpec& ix = s.c.indexer;
   const int D = s.c.hidden, H = mla.heads, R = mla.kv_lora, head = mla.nope + mla.rope;
   const std::string scope = site.scope + "self_attn.";
-  const bool indexed = layer.own_indexer;
+  const DsaMode dsa = b.options.dsa;
+  const bool indexed = layer.own_indexer && dsa == DsaMode::sparse;
+  const bool selects = (layer.own_indexer || layer.shared_index) && dsa != DsaMode::dense;
   const Normed x = s.residual.mix(site, indexed);
 
   // One product from the layer's input: latents, index key, gates.
@@ -299,13 +313,15 @@ void mla_layer(Stack& s, const Site& site, const LayerSpec& layer) {
     indexer.weights = b.f32_rows(scope + "weights", ix.heads);
     b.product(scope + "weights_proj", x.f32, true, w.matrices[0], Epilogue::store_f32, indexer.weights);
     select(s, scope, indexer);
+  } else if (selects && layer.own_indexer) {
+    select_recent(s, scope);
   }
 
   // Absorbed queries: W_UK^T q_nope beside q_pe.
   const Val absorbed = b.op_rows(scope + "absorbed", H * row);
   const std::string kv_b = scope + "kv_b_proj";
   const int absorb = b.head_weights(kv_b, mla, HeadWeights::absorb), expand = b.head_weights(kv_b, mla, HeadWeights::values);
-  const int below = expand_below(b.options.mla, s.c, indexed || layer.shared_index);
+  const int below = expand_below(b.options.mla, s.c, selects);
   {
     const Matrix& m = b.weights.matrices[absorb];
     auto g = b.graph.make<GemmArgs>("gemm", scope + "W_UK", b.kernels.gemm);
@@ -317,6 +333,10 @@ void mla_layer(Stack& s, const Site& site, const LayerSpec& layer) {
   if (mla.rope)
     rotate(s, scope + "q_pe", Builder::view(q, mla.nope, H * head - mla.nope), head,
            Builder::view(absorbed, R, H * row - R), row, H, mla.rope, mla.rope_pairs);
+  if (selects && layer.own_indexer) {
+    b.selecting.push_back({site.layer, slab, row});
+    b.trace(fmt::format("layer.{}.query", site.layer), absorbed, H * row);
+  }
 
   const int out_head = round_up(R, kStep);
   const Val attended = b.op_rows(scope + "attended", H * out_head);
@@ -326,7 +346,7 @@ void mla_layer(Stack& s, const Site& site, const LayerSpec& layer) {
     a->scale = mla.softmax_scale, a->page_bytes = b.caches.slab_bytes[slab], a->row_elements = row;
     a->ld_out = attended.ld, a->out_head = out_head, a->expand_below = below;
     a.at(a->q, absorbed).at(a->slab, b.slab(slab)).at(a->out, attended);
-    if (layer.own_indexer || layer.shared_index) {
+    if (selects) {
       a->width = s.list.width;
       a.at(a->list, s.list).at(a->count, s.count);
     }
@@ -356,7 +376,7 @@ void mla_layer(Stack& s, const Site& site, const LayerSpec& layer) {
     a->page_bytes = b.caches.slab_bytes[slab], a->row_elements = row, a->expand_below = below, a->ld_out = values.ld;
     a.at(a->q, q).at(a->q_pe, Builder::view(absorbed, R, H * row - R)).at(a->slab, b.slab(slab)).at(a->out, values);
     a.at(a->key.codes, key.codes).at(a->value.codes, value.codes);
-    if (indexed || layer.shared_index) {
+    if (selects) {
       a->width = s.list.width;
       a.at(a->list, s.list).at(a->count, s.count);
     }
