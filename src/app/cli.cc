@@ -65,8 +65,8 @@ int parse_and_run(int argc, char** argv) {
   app.formatter(std::make_shared<PlainFormatter>());
   // A later flag wins, so that a script's flags can be overridden by appending.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  for (auto add :
-       {add_run, add_chat, add_tokenize, add_inspect, add_plan, add_synth, add_verify, add_bench, add_isa})
+  for (auto add : {add_run, add_chat, add_ask, add_tokenize, add_inspect, add_plan, add_synth, add_verify,
+                   add_eval, add_bench, add_isa})
     add(app);
   app.footer(kFooter);  // after them: they would inherit it
   try {

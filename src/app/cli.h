@@ -61,6 +61,8 @@ void add_inspect(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_synth(CLI::App& app);
 void add_verify(CLI::App& app);
+void add_eval(CLI::App& app);
+void add_ask(CLI::App& app);
 void add_bench(CLI::App& app);
 
 // Parses, runs, reports; never throws. Returns the exit code.

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -39,13 +40,7 @@ void say_threads(const CommonFlags& flags, const Notes& notes) {
   }
 }
 
-}  // namespace
-
-std::unique_ptr<Engine> load_engine(const CommonFlags& flags, const Notes& notes, bool need_tokenizer) {
-  EngineOptions options = engine_options(flags);
-  options.need_tokenizer = need_tokenizer;
-  say_threads(flags, notes);
-  Progress progress(notes, "loading  ");
+void watch_loading(EngineOptions& options, Progress& progress, const Notes& notes) {
   options.on_plan = [&](const MemoryPlan& plan) {
     notes.line(fmt::format("memory    {}: weights {}, caches {}, states {}, scratch {}",
                            size_text(plan.total()), size_text(plan.weights),
@@ -61,16 +56,56 @@ std::unique_ptr<Engine> load_engine(const CommonFlags& flags, const Notes& notes
       progress.update(static_cast<double>(load.done) / static_cast<double>(load.total),
                       fmt::format("{} of {}", size_text(load.done), size_text(load.total)));
   };
-  auto engine = std::make_unique<Engine>(options);
+}
+
+void say_loaded(const Model& model, int context, Progress& progress, const Notes& notes) {
   progress.clear();
-  for (const std::string& warning : engine->config().warnings) notes.warning(warning);
-  if (const std::string unused = engine->model().checkpoint().unused_summary(); !unused.empty())
+  for (const std::string& warning : model.config().warnings) notes.warning(warning);
+  if (const std::string unused = model.checkpoint().unused_summary(); !unused.empty())
     notes.line("weights   " + unused);
-  notes.line(fmt::format(
-      "model     {}: {}, {} layers, vocabulary {}, context {}; {} kernels; loaded in {:.1f} s",
-      printable(engine->model().checkpoint().name()), engine->config().family, engine->config().num_layers(),
-      engine->config().vocab, engine->context(), engine->model().kernels().isa, progress.seconds()));
+  notes.line(
+      fmt::format("model     {}: {}, {} layers, vocabulary {}, context {}; {} kernels; loaded in {:.1f} s",
+                  printable(model.checkpoint().name()), model.config().family, model.config().num_layers(),
+                  model.config().vocab, context, model.kernels().isa, progress.seconds()));
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> load_engine(const CommonFlags& flags, const Notes& notes, bool need_tokenizer) {
+  EngineOptions options = engine_options(flags);
+  options.need_tokenizer = need_tokenizer;
+  return load_engine(flags, notes, options);
+}
+
+std::unique_ptr<Engine> load_engine(const CommonFlags& flags, const Notes& notes, EngineOptions options) {
+  say_threads(flags, notes);
+  Progress progress(notes, "loading  ");
+  watch_loading(options, progress, notes);
+  auto engine = std::make_unique<Engine>(options);
+  say_loaded(engine->model(), engine->context(), progress, notes);
   return engine;
+}
+
+std::unique_ptr<Direct> load_direct(const CommonFlags& flags, const Notes& notes, DirectOptions options) {
+  options.engine = engine_options(flags);
+  say_threads(flags, notes);
+  Progress progress(notes, "loading  ");
+  watch_loading(options.engine, progress, notes);
+  auto direct = std::make_unique<Direct>(options);
+  say_loaded(direct->model(), direct->context(), progress, notes);
+  return direct;
+}
+
+bool wants_bos(const ModelConfig& config, const std::string& folder) {
+  if (config.bos < 0) return false;
+  const std::string path = folder + "/tokenizer_config.json";
+  if (::access(path.c_str(), R_OK) != 0) return false;
+  const Json json = parse_json_file(path);
+  return Fields(json, path).boolean("add_bos_token", false);
+}
+
+double monotonic_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 void add_sampling_flags(CLI::App& sub, SamplingFlags& flags) {

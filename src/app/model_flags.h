@@ -9,6 +9,7 @@
 
 #include "app/cli.h"
 #include "app/terminal.h"
+#include "engine/direct.h"
 
 namespace weft {
 
@@ -16,6 +17,16 @@ namespace weft {
 // far the loading is. Ctrl-C meanwhile ends with ExitCode 130. error: all that Engine says; with
 // `need_tokenizer` also a folder without one.
 std::unique_ptr<Engine> load_engine(const CommonFlags& flags, const Notes& notes, bool need_tokenizer);
+
+std::unique_ptr<Engine> load_engine(const CommonFlags& flags, const Notes& notes, EngineOptions options);
+// The same for a model without requests; max_logits and trace of `options` count.
+std::unique_ptr<Direct> load_direct(const CommonFlags& flags, const Notes& notes, DirectOptions options);
+
+// Text that a model continues starts with its BOS token if its tokenizer says so, as the tokenizer's own
+// post-processor would do it.
+bool wants_bos(const ModelConfig& config, const std::string& folder);
+
+double monotonic_seconds();
 
 // Absent: not given, so generation_config.json's value counts, or else temperature 1, top-p 0.95 (what Kimi's
 // model cards recommend), no top-k.

@@ -5,7 +5,6 @@
 #include "app/cli.h"
 #include "app/model_flags.h"
 #include "base/check.h"
-#include "base/json.h"
 
 namespace weft {
 namespace {
@@ -28,16 +27,6 @@ std::string prompt_text(const RunFlags& flags) {
   return text;
 }
 
-// Text that a model continues starts with its BOS token if its tokenizer says so, as the tokenizer's own
-// post-processor would do it.
-bool wants_bos(const Engine& engine, const std::string& folder) {
-  if (engine.config().bos < 0) return false;
-  const std::string path = folder + "/tokenizer_config.json";
-  if (::access(path.c_str(), R_OK) != 0) return false;
-  const Json json = parse_json_file(path);
-  return Fields(json, path).boolean("add_bos_token", false);
-}
-
 std::vector<int32_t> prompt_ids(const RunFlags& flags, const std::string& text, Engine& engine,
                                 ChatRequest& chat) {
   if (flags.ids) return parse_ids(text);
@@ -49,7 +38,7 @@ std::vector<int32_t> prompt_ids(const RunFlags& flags, const std::string& text, 
   using Specials = Tokenizer::Specials;
   std::vector<int32_t> ids = engine.encode(text, flags.special ? Specials::all : Specials::none);
   const int bos = engine.config().bos;
-  if (wants_bos(engine, engine.model().checkpoint().path()) && (ids.empty() || ids[0] != bos))
+  if (wants_bos(engine.config(), engine.model().checkpoint().path()) && (ids.empty() || ids[0] != bos))
     ids.insert(ids.begin(), bos);
   return ids;
 }
