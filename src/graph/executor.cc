@@ -165,9 +165,10 @@ void Executor::work(int thread, const StepHeader& step) {
   PerThread& mine = threads_[thread];
   const int nodes = static_cast<int>(graph_.nodes().size());
   for (int first = 0;;) {
+    // Read before looking: a node that has unclaimed tasks now completes after it, so that wait() cannot miss the last.
+    const uint32_t seen = completed_.load();
     while (first < nodes && progress_[first].unclaimed.load(std::memory_order_relaxed) <= 0) ++first;
     if (first == nodes) return;
-    const uint32_t seen = completed_.load();
     bool found = false;
     for (int i = first; !found && i < std::min(nodes, first + kLookAhead); ++i)
       found = claim(i, thread, step);
