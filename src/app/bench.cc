@@ -6,6 +6,7 @@
 #include <memory>
 #include <random>
 
+#include "app/bench_lab.h"
 #include "app/report.h"
 #include "base/check.h"
 #include "base/cpu.h"
@@ -39,6 +40,15 @@ class Rig {
   }
   void back_to(int depth) { direct_.sequence().truncate(depth); }
 
+  // What every kernel of the steps of `work` must move and multiply.
+  template <class F>
+  std::vector<Cost> costs(const F& work) {
+    counting_ = true, costs_.clear();
+    work();
+    counting_ = false;
+    return costs_;
+  }
+
   const Direct& direct() const { return direct_; }
   const Model& model() const { return direct_.model(); }
 
@@ -51,12 +61,18 @@ class Rig {
     ids_.resize(n);
     std::uniform_int_distribution<int32_t> id(0, model().config().vocab - 1);
     for (int32_t& token : ids_) token = id(random_);
-    direct_.forward(ids_, want);
+    direct_.forward(ids_, want, [&](const StepHeader& step) {
+      if (counting_)
+        for (const Node& node : model().parts().graph.nodes())
+          costs_.push_back(node.cost(node.args.data(), step));
+    });
   }
 
   Direct direct_;
   std::vector<int32_t> ids_;
   std::mt19937 random_{1};
+  bool counting_ = false;
+  std::vector<Cost> costs_;
 };
 
 void check_options(const BenchOptions& options) {
@@ -82,17 +98,35 @@ int longest(const BenchOptions& options) {
 
 template <class F>
 BenchRow measure(Rig& rig, const BenchOptions& options, BenchRow row, int tokens, const F& work) {
+  rig.back_to(row.depth);
+  row.costs = rig.costs(work);  // the warm-up
   std::vector<double> rates;
-  for (int i = -1; i < options.repeats; ++i) {  // -1: warm-up
+  for (int i = 0; i < options.repeats; ++i) {
     rig.back_to(row.depth);
     const Clock::time_point start = Clock::now();
     work();
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    if (i >= 0) rates.push_back(tokens / std::max(seconds, 1e-9));
+    rates.push_back(tokens / std::max(seconds, 1e-9));
   }
   row.tokens_per_s = median(rates);
   row.deviation = deviation(rates);
   return row;
+}
+
+// The bound of a test: every kernel at the rate of what bounds it, one after another.
+void add_bounds(std::vector<BenchRow>& rows, const KernelTable& kernels, int threads) {
+  if (rows.empty()) return;
+  Prober prober(kernels, threads);
+  double memory = 0, product = 0;
+  for (const Ceiling& c : prober.ceilings()) {
+    if (c.name == std::string_view("dram read")) memory = prober.rate(c).value;
+    if (c.name == std::string_view("product")) product = prober.rate(c).value;
+  }
+  for (BenchRow& row : rows) {
+    double seconds = 0;
+    for (const Cost& cost : row.costs) seconds += std::max(cost.bytes / memory, cost.flops / product);
+    row.percent_of_bound = 100 * seconds * row.tokens_per_s / std::max(row.prompt, row.generated);
+  }
 }
 
 std::string test_name(const char* kind, int tokens, int depth) {
@@ -110,6 +144,7 @@ Json report_json(const BenchReport& report) {
                    {"n_depth", row.depth},
                    {"tokens_per_s", row.tokens_per_s},
                    {"stddev", row.deviation},
+                   {"percent_of_bound", row.percent_of_bound},
                    {"repeats", report.repeats},
                    {"isa", report.isa},
                    {"cpu", report.cpu},
@@ -121,13 +156,14 @@ Json report_json(const BenchReport& report) {
 }
 
 void print_report(const BenchReport& report) {
-  fmt::print("| {:<24} | {:<12} | {:<10} | {:>7} | {:<8} | {:<16} | {:>20} |\n", "model", "family", "weights",
-             "threads", "isa", "test", "t/s");
-  fmt::print("| :{0:-<23} | :{0:-<11} | {0:->9}: | {0:->6}: | :{0:-<7} | :{0:-<15} | {0:->19}: |\n", "");
+  fmt::print("| {:<24} | {:<12} | {:<10} | {:>7} | {:<8} | {:<16} | {:>20} | {:>10} |\n", "model", "family",
+             "weights", "threads", "isa", "test", "t/s", "% of bound");
+  fmt::print(
+      "| :{0:-<23} | :{0:-<11} | {0:->9}: | {0:->6}: | :{0:-<7} | :{0:-<15} | {0:->19}: | {0:->9}: |\n", "");
   for (const BenchRow& row : report.rows)
-    fmt::print("| {:<24} | {:<12} | {:<10} | {:>7} | {:<8} | {:<16} | {:>20} |\n", report.model,
+    fmt::print("| {:<24} | {:<12} | {:<10} | {:>7} | {:<8} | {:<16} | {:>20} | {:>10.1f} |\n", report.model,
                report.family, human_bytes(report.weights_bytes), report.threads, report.isa, row.test,
-               fmt::format("{:.2f} ± {:.2f}", row.tokens_per_s, row.deviation));
+               fmt::format("{:.2f} ± {:.2f}", row.tokens_per_s, row.deviation), row.percent_of_bound);
   fmt::print("\n{}; peak memory {}, planned {}\n", report.cpu, human_bytes(report.peak_rss_bytes),
              human_bytes(report.planned_bytes));
 }
@@ -177,7 +213,8 @@ BenchReport bench_model(const BenchOptions& options) {
         report.rows.push_back(
             measure(rig, options, {test_name("tg", n, depth), 0, n, depth}, n, [&] { rig.generate(n); }));
   }
-  report.peak_rss_bytes = peak_rss();
+  report.peak_rss_bytes = peak_rss();  // before the ceilings, which take memory of their own
+  add_bounds(report.rows, rig.direct().kernels(), report.threads);
   return report;
 }
 

@@ -1,12 +1,46 @@
 // Timed cases of the packed product and of the routed experts.
 #include <fmt/core.h>
+
+#include <dlfcn.h>
 #include <algorithm>
+#include <filesystem>
+#include <memory>
 
 #include "app/bench_lab.h"
 #include "kernels/cases.h"
 
 namespace weft {
 namespace {
+
+// oneDNN's product of one shape, from the module beside the program (bench/onednn.cc), if it was built.
+class OneDnn {
+ public:
+  OneDnn(int m, int n, int k, int copies, int threads) {
+    static void* const module = [] {
+      std::error_code error;
+      const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
+      return error ? nullptr
+                   : dlopen((program.parent_path() / "libweft_onednn.so").c_str(), RTLD_NOW | RTLD_LOCAL);
+    }();
+    if (!module) return;
+    const auto create =
+        reinterpret_cast<void* (*)(int, int, int, int, int)>(dlsym(module, "weft_onednn_create"));
+    run_ = reinterpret_cast<void (*)(void*, int)>(dlsym(module, "weft_onednn_run"));
+    destroy_ = reinterpret_cast<void (*)(void*)>(dlsym(module, "weft_onednn_destroy"));
+    if (create && run_ && destroy_) product_ = create(m, n, k, copies, threads);
+  }
+  ~OneDnn() {
+    if (product_) destroy_(product_);
+  }
+  OneDnn(const OneDnn&) = delete;
+  explicit operator bool() const { return product_ != nullptr; }
+  void run(int copy) const { run_(product_, copy); }
+
+ private:
+  void* product_ = nullptr;
+  void (*run_)(void*, int) = nullptr;
+  void (*destroy_)(void*) = nullptr;
+};
 
 // `copy` of weights that lie behind one another.
 PackedWeight copy_of(PackedWeight w, int copy) {
@@ -43,6 +77,10 @@ Timed make_gemm(Lab& lab, const cases::GemmCase& c, int m) {
     args.w = copy_of(g.w, copy);
     lab.launch(lab.kernels.gemm, args, step);
   };
+  if (lab.compare && c.format == WeightFormat::bf16 && c.epilogue == Epilogue::store_f32) {
+    const auto other = std::make_shared<OneDnn>(m, c.n, c.k, timed.copies, lab.threads());
+    if (*other) timed.others.emplace_back("oneDNN", [other](int copy) { other->run(copy); });
+  }
   return timed;
 }
 
@@ -69,31 +107,25 @@ Timed make_moe(Lab& lab, const cases::MoeCase& c) {
     expert.insert(expert.end(), chosen.begin(), chosen.end());
   }
   const auto zeros = [&](int n) { return lab.ints(std::vector<int32_t>(n)); };
-  ExpertSortArgs sort{lab.ints(expert),     c.experts,    c.top_k,     zeros(c.experts + 1),
-                      zeros(c.experts + 1), zeros(slots), zeros(slots)};
-  ExpertUpArgs u{};
-  u.ld_x = up.k_padded() + kStep, u.x = lab.operand(c.tokens, u.ld_x), u.w = up;
-  u.expert_codes = up.code_bytes(), u.expert_scales = up.scale_bytes();
-  u.active = sort.active, u.start = sort.start, u.slot_token = sort.slot_token;
-  u.experts = c.experts, u.top_k = c.top_k, u.intermediate = c.intermediate, u.act = c.act;
-  u.ld_h = down.k_padded() + kStep, u.h = lab.operand_room(slots, u.ld_h);
-  ExpertDownArgs d{};
-  d.h = u.h, d.ld_h = u.ld_h, d.w = down, d.expert_codes = down.code_bytes(),
-  d.expert_scales = down.scale_bytes();
-  d.active = sort.active, d.start = sort.start, d.experts = c.experts, d.top_k = c.top_k, d.width = c.width;
-  d.ld_y = round_up(c.width, kStep) + kStep,
-  d.y = lab.f32_room(static_cast<size_t>(round_up(slots, 16)) * d.ld_y);
-  CombineArgs m{d.y, d.ld_y, lab.f32(slots), sort.slot_of, c.top_k, c.width, 1, nullptr, d.ld_y};
+  const ExpertSortArgs sort{lab.ints(expert),     c.experts,    c.top_k,      zeros(c.experts + 1),
+                            zeros(c.experts + 1), zeros(slots), zeros(slots), zeros(2 * c.experts + 1)};
+  ExpertsArgs x{};
+  x.ld_x = up.k_padded() + kStep, x.x = lab.operand(c.tokens, x.ld_x), x.up = up, x.down = down;
+  x.up_codes = up.code_bytes(), x.up_scales = up.scale_bytes();
+  x.down_codes = down.code_bytes(), x.down_scales = down.scale_bytes();
+  x.active = sort.active, x.start = sort.start, x.slot_token = sort.slot_token, x.progress = sort.progress;
+  x.experts = c.experts, x.top_k = c.top_k, x.intermediate = c.intermediate, x.width = c.width, x.act = c.act;
+  x.ld_h = down.k_padded() + kStep, x.h = lab.operand_room(slots, x.ld_h);
+  x.ld_y = round_up(c.width, kStep) + kStep,
+  x.y = lab.f32_room(static_cast<size_t>(round_up(slots, 16)) * x.ld_y);
+  CombineArgs m{x.y, x.ld_y, lab.f32(slots), sort.slot_of, c.top_k, c.width, 1, nullptr, x.ld_y};
   m.out = lab.f32(static_cast<size_t>(c.tokens) * m.ld_out);
-  const Cost parts[] = {cost(u, step), cost(d, step)};
-  for (const Cost& part : parts) timed.cost.bytes += part.bytes, timed.cost.flops += part.flops;
+  timed.cost = cost(x, step);
   timed.run = [=, &lab, &step, experts = c.experts](int copy) {
-    ExpertUpArgs up_args = u;
-    ExpertDownArgs down_args = d;
-    up_args.w = copy_of(u.w, copy * experts), down_args.w = copy_of(d.w, copy * experts);
+    ExpertsArgs args = x;
+    args.up = copy_of(x.up, copy * experts), args.down = copy_of(x.down, copy * experts);
     lab.launch(lab.kernels.expert_sort, sort, step);
-    lab.launch(lab.kernels.expert_up, up_args, step);
-    lab.launch(lab.kernels.expert_down, down_args, step);
+    lab.launch(lab.kernels.experts, args, step);
     lab.launch(lab.kernels.combine, m, step);
   };
   return timed;

@@ -17,27 +17,44 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// The ceilings of a process, measured once: they say what bounds a case.
+struct Machine {
+  Machine(const KernelTable& kernels, int threads) : prober(kernels, threads) {
+    for (const Ceiling& c : prober.ceilings()) {
+      fmt::print(stderr, "{}, {} thread{}\n", c.name, threads, threads == 1 ? "" : "s");
+      ceilings.push_back(c), rates.push_back(prober.rate(c).value);
+    }
+  }
+  size_t find(const std::string& name) const {
+    for (size_t i = 0; i < ceilings.size(); ++i)
+      if (ceilings[i].name == name) return i;
+    return 0;  // "int8" where the ISA has no int8 product: its product
+  }
+  Prober prober;
+  std::vector<Ceiling> ceilings;
+  std::vector<double> rates;
+};
+
 struct Bound {
-  std::string name;
-  double seconds;
+  size_t ceiling;
+  double amount;  // bytes or operations
 };
 
 // max(bytes / bandwidth, flops / peak). A hot case's bytes come from the smallest cache that holds them.
-Bound bound_of(const Ceilings& c, const Cost& cost, Peak peak, bool cold) {
-  const Topology machine = topology();
-  const Rate& bytes = cold || cost.bytes > static_cast<double>(machine.l3) / 2   ? c.dram_read
-                      : cost.bytes > static_cast<double>(machine.l2) * c.threads ? c.l3_read
-                                                                                 : c.l2_read;
-  const char* level = &bytes == &c.dram_read ? "dram" : &bytes == &c.l3_read ? "l3" : "l2";
-  const Rate& rate = peak == Peak::int8 && c.int8.value > 0 ? c.int8 : peak == Peak::fma ? c.fma : c.product;
-  const double move = cost.bytes / bytes.value, compute = cost.flops / rate.value;
-  if (move >= compute) return {level, move};
-  return {&rate == &c.int8 ? "int8" : &rate == &c.fma ? "fma" : "product", compute};
+Bound bound_of(const Machine& m, const Cost& cost, Peak peak, bool cold) {
+  const Topology t = topology();
+  const bool dram = cold || cost.bytes > static_cast<double>(t.l3) / 2;
+  const bool l3 = cost.bytes > static_cast<double>(t.l2) * m.prober.threads();
+  const size_t level = m.find(dram ? "dram read" : l3 ? "l3 read" : "l2 read");
+  const size_t unit = m.find(peak == Peak::int8 ? "int8" : peak == Peak::fma ? "fma" : "product");
+  return cost.bytes / m.rates[level] >= cost.flops / m.rates[unit] ? Bound{level, cost.bytes}
+                                                                   : Bound{unit, cost.flops};
 }
 
-// Samples of every function in turn, so that a slow minute of the machine hits all of them.
+// Seconds of every function, and of the bound by its ceiling's rate, in turn: a slow minute of the machine
+// hits all of them. The bound comes last.
 std::vector<std::vector<double>> sample(const std::vector<const std::function<void(int)>*>& runs, int copies,
-                                        int repeats) {
+                                        int repeats, Machine& machine, const Bound& bound) {
   constexpr double kSampleSeconds = 0.02;
   std::vector<int> count(runs.size(), 1);
   std::vector<int> next(runs.size(), 0);
@@ -53,27 +70,30 @@ std::vector<std::vector<double>> sample(const std::vector<const std::function<vo
     timed(i);
     count[i] = std::clamp(static_cast<int>(kSampleSeconds / std::max(timed(i), 1e-9)), 1, 100000);
   }
-  std::vector<std::vector<double>> samples(runs.size());
-  for (int r = 0; r < repeats; ++r)
+  std::vector<std::vector<double>> samples(runs.size() + 1);
+  for (int r = 0; r < repeats; ++r) {
     for (size_t i = 0; i < runs.size(); ++i) samples[i].push_back(timed(i));
+    samples.back().push_back(bound.amount / machine.prober.once(machine.ceilings[bound.ceiling]));
+  }
   return samples;
 }
 
-KernelRow measure(const KernelTable& kernels, const KernelCase& c, const Ceilings& ceilings, bool cold,
+KernelRow measure(const KernelTable& kernels, const KernelCase& c, Machine& machine, bool cold,
                   const KernelBenchOptions& options) {
-  Lab lab(kernels, ceilings.threads, cold);
+  const int threads = machine.prober.threads();
+  Lab lab(kernels, threads, cold, options.compare);
   const Timed timed = c.make(lab);
   std::vector<const std::function<void(int)>*> runs = {&timed.run};
-  if (options.compare)
-    for (const auto& other : timed.others) runs.push_back(&other.second);
-  const auto samples = sample(runs, timed.copies, options.repeats);
-  KernelRow row = {c.kernel, c.name, cold ? "cold" : "hot", ceilings.threads, 0, 0, 0, 0, "", 0, {}};
+  for (const auto& other : timed.others) runs.push_back(&other.second);
+  const Bound bound = bound_of(machine, timed.cost, timed.peak, cold);
+  const auto samples = sample(runs, timed.copies, options.repeats, machine, bound);
+  KernelRow row = {c.kernel, c.name, cold ? "cold" : "hot", threads, 0, 0, 0, 0, "", 0, {}};
   row.seconds = median(samples[0]);
   const auto [low, high] = std::minmax_element(samples[0].begin(), samples[0].end());
   row.spread = (*high - *low) / row.seconds;
   row.gflops = timed.cost.flops / row.seconds / 1e9, row.gbs = timed.cost.bytes / row.seconds / 1e9;
-  const Bound bound = bound_of(ceilings, timed.cost, timed.peak, cold);
-  row.bound = bound.name, row.percent_of_bound = 100 * bound.seconds / row.seconds;
+  row.bound = machine.ceilings[bound.ceiling].name;
+  row.percent_of_bound = 100 * median(samples.back()) / row.seconds;
   for (size_t i = 1; i < runs.size(); ++i)
     row.compare.emplace_back(timed.others[i - 1].first, median(samples[i]) / row.seconds);
   return row;
@@ -83,6 +103,7 @@ std::vector<KernelCase> chosen_cases(const std::vector<std::string>& filters) {
   std::vector<KernelCase> all, chosen;
   add_gemm_cases(all);
   add_moe_cases(all);
+  add_row_cases(all);
   for (KernelCase& c : all) {
     const std::string name = c.kernel + " " + c.name;
     if (std::all_of(filters.begin(), filters.end(), [&](const auto& f) { return name.find(f) != name.npos; }))
@@ -107,7 +128,7 @@ std::string compare_text(const KernelRow& row) {
 void print_rows(const std::vector<KernelRow>& rows, const std::string& isa) {
   fmt::print("{}, {}\n\n", cpu_name(), isa);
   fmt::print(
-      "| {:<10} | {:<44} | {:<5} | {:>7} | {:>10} | {:>6} | {:>8} | {:>7} | {:<7} | {:>10} | compare |\n",
+      "| {:<10} | {:<44} | {:<5} | {:>7} | {:>10} | {:>6} | {:>8} | {:>7} | {:<9} | {:>10} | compare |\n",
       "kernel", "case", "cache", "threads", "time", "spread", "GFLOP/s", "GB/s", "bound", "% of bound");
   fmt::print(
       "| :{0:-<9} | :{0:-<43} | :{0:-<4} | {0:->6}: | {0:->9}: | {0:->5}: | {0:->7}: | {0:->6}: | :{0:-<6} | "
@@ -158,45 +179,31 @@ void add_thread_flags(CLI::App& sub, std::string& isa, std::vector<int>& threads
       ->allow_extra_args(false);
 }
 
-struct Line {
-  const char* name;
-  const char* unit;
-  double scale;
-  Rate Ceilings::*rate;
-};
-constexpr Line kLines[] = {
-    {"product", "GFLOP/s", 1e9, &Ceilings::product},    {"int8 product", "GOP/s", 1e9, &Ceilings::int8},
-    {"f32 FMA", "GFLOP/s", 1e9, &Ceilings::fma},        {"L2 read", "GB/s", 1e9, &Ceilings::l2_read},
-    {"L2 write", "GB/s", 1e9, &Ceilings::l2_write},     {"L3 read", "GB/s", 1e9, &Ceilings::l3_read},
-    {"L3 write", "GB/s", 1e9, &Ceilings::l3_write},     {"DRAM read", "GB/s", 1e9, &Ceilings::dram_read},
-    {"DRAM write", "GB/s", 1e9, &Ceilings::dram_write}, {"fork and join", "k/s", 1e3, &Ceilings::fork_join},
-};
-
 void machine(const std::string& isa, const std::vector<int>& threads, bool json) {
   const KernelTable& kernels = choose_kernels(isa, cpu_features());
   Json out = Json::array();
   if (!json)
     fmt::print(
-        "{}, {}\n\n| {:<13} | threads | {:>10} | unit    | spread |\n| :------------ | ------: | ---------: "
-        "| :------ | -----: |\n",
+        "{}, {}\n\n| {:<13} | threads | {:>10} | unit  | spread |\n| :------------ | ------: | ---------: | "
+        ":---- | -----: |\n",
         cpu_name(), kernels.isa, "what", "median");
   for (const int t : thread_counts(threads)) {
-    const Ceilings c = measure_ceilings(kernels, t);
-    for (const Line& line : kLines) {
-      const Rate& rate = c.*line.rate;
-      if (rate.value == 0) continue;
+    Prober prober(kernels, t);
+    const auto show = [&](const char* name, const char* unit, double scale, const Rate& rate) {
       if (json)
-        out.push_back({{"what", line.name},
-                       {"unit", line.unit},
+        out.push_back({{"what", name},
+                       {"unit", unit},
                        {"threads", t},
-                       {"value", rate.value / line.scale},
+                       {"value", rate.value / scale},
                        {"spread", rate.spread},
                        {"isa", kernels.isa},
                        {"cpu", cpu_name()}});
       else
-        fmt::print("| {:<13} | {:>7} | {:>10.1f} | {:<7} | {:>4.0f} % |\n", line.name, t,
-                   rate.value / line.scale, line.unit, 100 * rate.spread);
-    }
+        fmt::print("| {:<13} | {:>7} | {:>10.1f} | {:<5} | {:>4.0f} % |\n", name, t, rate.value / scale, unit,
+                   100 * rate.spread);
+    };
+    for (const Ceiling& c : prober.ceilings()) show(c.name, c.bytes ? "GB/s" : "GOP/s", 1e9, prober.rate(c));
+    show("fork and join", "k/s", 1e3, prober.fork_join());
   }
   if (json) print_json(out);
 }
@@ -209,14 +216,13 @@ std::vector<KernelRow> bench_kernels(const KernelBenchOptions& options) {
   const std::vector<KernelCase> cases = chosen_cases(options.filters);
   std::vector<KernelRow> rows;
   for (const int threads : thread_counts(options.threads)) {
-    fmt::print(stderr, "ceilings, {} thread{}\n", threads, threads == 1 ? "" : "s");
-    const Ceilings ceilings = measure_ceilings(kernels, threads);
+    Machine machine(kernels, threads);
     for (const KernelCase& c : cases)
       for (const bool cold : {true, false}) {
         if (cold ? !options.cold : !options.hot) continue;
         fmt::print(stderr, "{} {}, {}, {} thread{}\n", c.kernel, c.name, cold ? "cold" : "hot", threads,
                    threads == 1 ? "" : "s");
-        rows.push_back(measure(kernels, c, ceilings, cold, options));
+        rows.push_back(measure(kernels, c, machine, cold, options));
       }
   }
   return rows;

@@ -21,7 +21,7 @@ struct KernelRow {
   int threads = 1;
   double seconds = 0, spread = 0;  // median; (largest - smallest) / median
   double gflops = 0, gbs = 0;
-  std::string bound;  // what bounds it: "dram", "l3", "l2", "product", "int8", "fma"
+  std::string bound;  // what bounds it: the ceiling's name: "dram read", "product"
   double percent_of_bound = 0;
   std::vector<std::pair<std::string, double>> compare;  // seconds of the others / own
 };

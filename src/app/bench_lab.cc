@@ -17,85 +17,94 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-class Prober {
- public:
-  Prober(const KernelTable& kernels, int threads)
-      : kernels_(kernels),
-        threads_(threads),
-        team_(threads, false, kernels.thread_init),
-        sink_(16 * threads) {}
-
-  // `amount` of one round, in all threads together. A sample takes at least 10 ms.
-  Rate rate(Probe kind, std::byte* data, size_t bytes, double amount) {
-    ProbeArgs args = {kind, data, bytes, 1, sink_.data()};
-    const auto timed = [&] {
-      const Clock::time_point start = Clock::now();
-      team_.run(threads_, [&](int task, int) { kernels_.probe(args, {&step_, task, threads_, nullptr}); });
-      return seconds_since(start);
-    };
-    timed();
-    while (timed() < 0.01 && args.rounds < 1 << 24) args.rounds *= 2;
-    std::vector<double> rates;
-    for (int i = 0; i < 7; ++i) rates.push_back(amount * args.rounds / timed());
-    return summary(rates);
-  }
-  Rate fork_join() {
-    std::vector<double> rates;
-    for (int i = 0; i < 8; ++i) {
-      const Clock::time_point start = Clock::now();
-      for (int j = 0; j < 2000; ++j) team_.run(threads_, [](int, int) {});
-      if (i) rates.push_back(2000 / seconds_since(start));
-    }
-    return summary(rates);
-  }
-
- private:
-  static Rate summary(const std::vector<double>& rates) {
-    const auto [low, high] = std::minmax_element(rates.begin(), rates.end());
-    const double middle = median(rates);
-    return {middle, (*high - *low) / middle};
-  }
-  const KernelTable& kernels_;
-  int threads_;
-  Team team_;
-  std::vector<float> sink_;
-  StepHeader step_;
-};
+constexpr size_t kWindow = size_t{256} << 20;
 
 }  // namespace
 
-Ceilings measure_ceilings(const KernelTable& kernels, int threads) {
-  Ceilings c;
-  c.threads = threads;
-  Prober prober(kernels, threads);
+Prober::Prober(const KernelTable& kernels, int threads)
+    : kernels_(kernels),
+      team_(threads, false, kernels.thread_init),
+      values_(4096),
+      memory_(static_cast<size_t>(kColdBytes)),
+      sink_(16 * threads) {
   Lab lab(kernels, 1, false);
-  const auto data = static_cast<std::byte*>(lab.operand(16, 1024));
-  c.product = prober.rate(Probe::product, data, 4096, kProbeOperations * threads);
-  if (kernels.int8_product) c.int8 = prober.rate(Probe::product_int8, data, 4096, kProbeOperations * threads);
-  c.fma = prober.rate(Probe::fma, data, 4096, kProbeOperations * threads);
-  const Topology machine = topology();
-  // Half of an L2; far beyond the L2s but a small share of an L3 that strangers use too.
-  const size_t l2 = (machine.l2 ? machine.l2 : size_t{1} << 20) / 2 * threads;
-  const size_t l3 = std::min(machine.l3 ? machine.l3 / 2 : size_t{16} << 20,
-                             std::max<size_t>(8 * machine.l2 * threads, size_t{16} << 20));
-  const size_t dram = static_cast<size_t>(kColdBytes);
-  std::byte* memory = lab.room(dram);
-  // Reads of pages never written would all hit one zero page.
-  for (size_t at = 0; at < dram; at += 4096) memory[at] = std::byte{1};
-  const auto both = [&](size_t bytes, Rate& read, Rate& write) {
-    read = prober.rate(Probe::read, memory, bytes, static_cast<double>(bytes));
-    write = prober.rate(Probe::write, memory, bytes, static_cast<double>(bytes));
-  };
-  both(l2, c.l2_read, c.l2_write);
-  both(l3, c.l3_read, c.l3_write);
-  both(dram, c.dram_read, c.dram_write);
-  c.fork_join = prober.fork_join();
-  return c;
+  std::memcpy(values_.data(), lab.operand(16, 128), 4096);
+  // Pages never written would all read one page of zeros.
+  for (size_t at = 0; at < memory_.size(); at += 4096) memory_.data()[at] = 1;
 }
 
-Lab::Lab(const KernelTable& table, int threads, bool is_cold)
+std::vector<Ceiling> Prober::ceilings() const {
+  const Topology machine = topology();
+  // Half of an L2; far beyond the L2s but a small share of an L3 that strangers use too.
+  const size_t l2_size = machine.l2 ? machine.l2 : size_t{1} << 20;
+  const size_t l2 = l2_size / 2 * threads();
+  const size_t l3 = std::min(machine.l3 ? machine.l3 / 2 : size_t{16} << 20,
+                             std::max<size_t>(8 * l2_size * threads(), size_t{16} << 20));
+  std::vector<Ceiling> all = {{"product", Probe::product}};
+  if (kernels_.int8_product) all.push_back({"int8", Probe::product_int8});
+  all.push_back({"fma", Probe::fma});
+  all.push_back({"l2 read", Probe::read, l2}), all.push_back({"l2 write", Probe::write, l2});
+  all.push_back({"l3 read", Probe::read, l3}), all.push_back({"l3 write", Probe::write, l3});
+  all.push_back({"dram read", Probe::read, kWindow}), all.push_back({"dram write", Probe::write, kWindow});
+  return all;
+}
+
+double Prober::timed(const Ceiling& ceiling, int rounds) {
+  std::byte* data = values_.as<std::byte>();
+  if (ceiling.bytes) {
+    if (ceiling.bytes == kWindow) window_ = window_ + 2 * kWindow <= memory_.size() ? window_ + kWindow : 0;
+    data = memory_.as<std::byte>(ceiling.bytes == kWindow ? window_ : 0);
+  }
+  const ProbeArgs args = {ceiling.kind, data, ceiling.bytes, rounds, sink_.data()};
+  const StepHeader step;
+  const Clock::time_point start = Clock::now();
+  team_.run(threads(), [&](int task, int) { kernels_.probe(args, {&step, task, threads(), nullptr}); });
+  const double amount = ceiling.bytes ? static_cast<double>(ceiling.bytes) : kProbeOperations * threads();
+  return amount * rounds / seconds_since(start);
+}
+
+double Prober::once(const Ceiling& ceiling) {
+  int& rounds = rounds_[ceiling.name];
+  if (rounds == 0) {
+    rounds = 1;
+    const double amount = ceiling.bytes ? static_cast<double>(ceiling.bytes) : kProbeOperations * threads();
+    timed(ceiling, 1);
+    while (amount * rounds / timed(ceiling, rounds) < 0.01 && rounds < 1 << 24) rounds *= 2;
+  }
+  return timed(ceiling, rounds);
+}
+
+namespace {
+Rate summary(const std::vector<double>& rates) {
+  const auto [low, high] = std::minmax_element(rates.begin(), rates.end());
+  const double middle = median(rates);
+  return {middle, (*high - *low) / middle};
+}
+}  // namespace
+
+Rate Prober::rate(const Ceiling& ceiling) {
+  std::vector<double> rates;
+  for (int i = 0; i < 8; ++i) {
+    const double r = once(ceiling);
+    if (i) rates.push_back(r);
+  }
+  return summary(rates);
+}
+
+Rate Prober::fork_join() {
+  std::vector<double> rates;
+  for (int i = 0; i < 8; ++i) {
+    const Clock::time_point start = Clock::now();
+    for (int j = 0; j < 2000; ++j) team_.run(threads(), [](int, int) {});
+    if (i) rates.push_back(2000 / seconds_since(start));
+  }
+  return summary(rates);
+}
+
+Lab::Lab(const KernelTable& table, int threads, bool is_cold, bool with_others)
     : kernels(table),
       cold(is_cold),
+      compare(with_others),
       team_(threads, false, table.thread_init),
       scratch_(kScratchBytes * threads) {}
 
@@ -155,17 +164,16 @@ PackedWeight Lab::weight(WeightFormat format, int n, int k, int copies) {
     case WeightFormat::f32:
       fill_f32(at, codes / 4);
       break;
-    case WeightFormat::e4m3:
-    case WeightFormat::mxfp4:
-      for (size_t i = 0; i < codes / 8; ++i)  // exponents below 8: no NaN among the e4m3 codes
-        reinterpret_cast<uint64_t*>(at)[i] = bits() & 0xBFBFBFBFBFBFBFBFu;
+    default:  // no NaN among e4m3 codes, no -0 in any: a low bit set, exponents below 8
+      for (size_t i = 0; i < codes / 8; ++i)
+        reinterpret_cast<uint64_t*>(at)[i] = (bits() & 0xBFBFBFBFBFBFBFBFu) | 0x1111111111111111u;
       break;
   }
   for (int i = 1; i < copies; ++i) std::memcpy(at + codes * i, at, codes);
   w.codes = at;
   if (scales) {
     std::byte* s = room(scales * copies);
-    if (format == WeightFormat::e4m3)
+    if (format == WeightFormat::e4m3 || format == WeightFormat::int8)
       fill_f32(s, scales / 4 * copies);
     else
       std::memset(s, 124, scales * copies);

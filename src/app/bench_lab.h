@@ -22,15 +22,32 @@ struct Rate {
   double value = 0, spread = 0;
 };
 
-// Ceilings of this process on this machine, 1/s. 0: the ISA has no such thing.
-struct Ceilings {
-  int threads = 1;
-  Rate product, int8, fma;           // operations
-  Rate l2_read, l3_read, dram_read;  // bytes
-  Rate l2_write, l3_write, dram_write;
-  Rate fork_join;  // runs of one empty task per thread
+// One thing a machine can do at most so much of, 1/s: operations in registers, or bytes of a working set.
+struct Ceiling {
+  const char* name;  // "product", "int8", "fma", "l2 read", ... "dram write"
+  Probe kind;
+  size_t bytes = 0;  // working set of all threads; 0: registers
 };
-Ceilings measure_ceilings(const KernelTable& kernels, int threads);
+
+// Measures ceilings with a team of its own.
+class Prober {
+ public:
+  Prober(const KernelTable& kernels, int threads);
+  std::vector<Ceiling> ceilings() const;  // those this ISA has
+  double once(const Ceiling& ceiling);    // about 10 ms
+  Rate rate(const Ceiling& ceiling);      // seven times
+  Rate fork_join();                       // runs of one empty task per thread
+  int threads() const { return team_.threads(); }
+
+ private:
+  double timed(const Ceiling& ceiling, int rounds);
+  const KernelTable& kernels_;
+  Team team_;
+  Buffer values_, memory_;
+  size_t window_ = 0;  // of memory_, moves on: a piece of it is not read again before 1 GB of others
+  std::vector<float> sink_;
+  std::map<std::string, int> rounds_;
+};
 
 // Which register ceiling a case's operations count against.
 enum class Peak { product, int8, fma };
@@ -38,10 +55,10 @@ enum class Peak { product, int8, fma };
 // What one timed case needs, alive until it has been timed. Memory is random and reused by no other case.
 class Lab {
  public:
-  Lab(const KernelTable& kernels, int threads, bool cold);
+  Lab(const KernelTable& kernels, int threads, bool cold, bool compare = false);
 
   const KernelTable& kernels;
-  const bool cold;
+  const bool cold, compare;  // compare: others are wanted
   int threads() const { return team_.threads(); }
   Team& team() { return team_; }
 
@@ -114,5 +131,6 @@ struct KernelCase {
 // The cases of each area, real sizes first. Adding a kernel to the bench is adding cases to one of these.
 void add_gemm_cases(std::vector<KernelCase>& all);
 void add_moe_cases(std::vector<KernelCase>& all);
+void add_row_cases(std::vector<KernelCase>& all);
 
 }  // namespace weft

@@ -18,6 +18,10 @@ inline const char* name(WeightFormat format) {
       return "e4m3";
     case WeightFormat::mxfp4:
       return "mxfp4";
+    case WeightFormat::mxfp8:
+      return "mxfp8";
+    case WeightFormat::int8:
+      return "int8";
   }
   return "?";
 }
@@ -44,7 +48,7 @@ inline const char* name(RopeMode mode) {
 }
 
 inline constexpr WeightFormat kFormats[] = {WeightFormat::bf16, WeightFormat::f32, WeightFormat::e4m3,
-                                            WeightFormat::mxfp4};
+                                            WeightFormat::mxfp4, WeightFormat::mxfp8, WeightFormat::int8};
 inline constexpr Epilogue kEpilogues[] = {Epilogue::store_f32, Epilogue::add_f32, Epilogue::store_op,
                                           Epilogue::activate, Epilogue::gate_op};
 // One less, exact, one more than every register block, tile and row block.
@@ -169,6 +173,12 @@ inline std::vector<IndexCase> index_cases() {
           {32, 128, 64, 4, 700, 21}, {5, 24, 12, 4, 90, 90},      {2, 8, 16, 8, 150, 40},
           {130, 16, 7, 1, 40, 5},    {32, 128, 2048, 1, 2051, 5}, {32, 128, 2048, 4, 2056, 9}};
 }
+
+struct RowsCase {
+  int width;
+  int parts;  // sources of a mix, streams of hyper-connections
+  int tokens;
+};
 
 struct MoeCase {
   WeightFormat format;

@@ -1,19 +1,24 @@
 // Packed GEMM and GEMV for every weight format, grouped over MLA heads, and the expert products of MoE.
 //
-// A unit of work is two panels (32 columns) of one group, for all rows: weights are read once per step. Narrow
-// formats are expanded to bf16 lines in blocks of k that stay in L1: fp8 128 k (its scale block), mxfp4 and f32 256.
+// A unit of work is two panels (32 columns) of one group, for all rows: weights are read once per step.
+// Narrow formats are expanded to bf16 lines in blocks of k that stay in L1: fp8 128 k (its scale block), the
+// others 256.
 
-static constexpr int kRowBlock = 32;       // rows of one product: two tiles on amx
-static constexpr int kRowSuper = 512;      // rows whose accumulators are kept while a k block is expanded once
+static constexpr int kRowBlock = 32;   // rows of one product: two tiles on amx
+static constexpr int kRowSuper = 512;  // rows whose accumulators are kept while a k block is expanded once
 static constexpr int kUnitColumns = 2 * kPanel;
+static constexpr int kFewRows = 16;  // one tile: four panels side by side, and no block of A to keep
 static constexpr int kExpandK = 256;
-static constexpr int kBlockK = 512;        // of A that stays in L2 with kRowSuper rows
-static constexpr int kUnitBlock = 8;       // units that share it
+static constexpr int kFewExpandK = 128;  // twice the panels
+// k of A that stays in L2 with kRowSuper rows: 256 KB beside 512 KB of accumulators. 512 and 1024 lost 15-35
+// % on amx.
+static constexpr int kBlockK = 256;
+static constexpr int kUnitBlock = 8;  // units that share it
 
 struct Unit {
-  const std::byte* codes;   // of the first panel
+  const std::byte* codes;  // of the first panel
   const std::byte* scales;
-  int panels;               // 1 or 2
+  int panels;  // 1 or 2; 3 or 4 in a product of few rows
 };
 static inline Unit unit_of(const PackedWeight& w, const std::byte* codes, const std::byte* scales, int pair) {
   return {codes + static_cast<size_t>(2 * pair) * w.panel_bytes(),
@@ -23,16 +28,28 @@ static inline Unit unit_of(const PackedWeight& w, const std::byte* codes, const 
 
 // bf16 lines of k [k0, k0 + count) of one panel; count a multiple of 32.
 template <class Op>
-static inline void expand(bf16* lines, const PackedWeight& w, const std::byte* codes, const std::byte* scales, int k0,
-                          int count) {
-  const uint8_t* bytes = reinterpret_cast<const uint8_t*>(codes);
-  if (w.format == WeightFormat::e4m3) {
-    for (int k = 0; k < count; k += 4) expand_e4m3(lines + k * kPanel, bytes + static_cast<size_t>(k0 + k) * kPanel);
-  } else if (w.format == WeightFormat::mxfp4) {
-    const uint8_t* e8m0 = reinterpret_cast<const uint8_t*>(scales) + k0 / 32 * kPanel;
-    for (int k = 0; k < count; k += 8)
-      expand_mxfp4(lines + k * kPanel, bytes + static_cast<size_t>(k0 + k) * kPanel / 2, e8m0 + k / 32 * kPanel);
-  } else if constexpr (sizeof(Op) == 2) {  // f32 weights under a bf16 product: rounded here
+static inline void expand(bf16* lines, const PackedWeight& w, const std::byte* codes, const std::byte* scales,
+                          int k0, int count) {
+  const uint8_t* bytes = reinterpret_cast<const uint8_t*>(codes) + static_cast<size_t>(k0) * kPanel;
+  const uint8_t* e8m0 = reinterpret_cast<const uint8_t*>(scales) + k0 / 32 * kPanel;
+  switch (w.format) {
+    case WeightFormat::e4m3:
+      expand_bytes(lines, bytes, count / 4, kE4m3Bytes);
+      return;
+    case WeightFormat::int8:
+      expand_bytes(lines, bytes, count / 4, kInt8Bytes);
+      return;
+    case WeightFormat::mxfp8:
+      expand_mxfp8(lines, bytes, e8m0, count / 32);
+      return;
+    case WeightFormat::mxfp4:
+      expand_mxfp4(lines, bytes - static_cast<size_t>(k0) * kPanel / 2, e8m0, count / 32);
+      return;
+    case WeightFormat::bf16:
+    case WeightFormat::f32:
+      break;
+  }
+  if constexpr (sizeof(Op) == 2) {  // f32 weights under a bf16 product: rounded here
     const float* from = reinterpret_cast<const float*>(codes) + static_cast<size_t>(k0) * kPanel;
     for (int k = 0; k < count; k += 2) {
       alignas(64) Op low[16], high[16];
@@ -43,14 +60,36 @@ static inline void expand(bf16* lines, const PackedWeight& w, const std::byte* c
   }
 }
 
-// C [m, 32] (+)= A [m, k0 .. k0 + count) W for one unit. A: f32 or operand rows. e4m3: count is one scale block.
+// c (+)= partial scale for the e4m3 block at k0, panel by panel.
+static inline void add_scaled(float* c, int ldc, const float* partial, int rows, const PackedWeight& w,
+                              const Unit& unit, int k0) {
+  for (int p = 0; p < unit.panels; ++p) {
+    const V s =
+        set1(reinterpret_cast<const float*>(unit.scales + p * w.panel_scale_bytes())[k0 / kScaleBlock]);
+    for (int r = 0; r < rows; ++r) {
+      float* at = c + static_cast<size_t>(r) * ldc + p * kPanel;
+      const V part = load(partial + r * 2 * kUnitColumns + p * kPanel);
+      store(at, k0 > 0 ? fma(part, s, load(at)) : part * s);
+    }
+  }
+}
+
+// What to fetch into L2 during one step of a unit.
+struct AheadOf {
+  Ahead rows, weights;
+};
+
+// C [m, 16 panels] (+)= A [m, k0 .. k0 + count) W for one unit. A: f32 or operand rows. e4m3: count is one
+// scale block.
 template <class A>
-static inline void product_step(float* c, int ldc, const A* a, int lda, int m, const PackedWeight& w, const Unit& unit,
-                                int k0, int count, bf16* lines, float* partial) {
+static inline void product_step(float* c, int ldc, const A* a, int lda, int m, const PackedWeight& w,
+                                const Unit& unit, int k0, int count, bf16* lines, float* partial,
+                                AheadOf& ahead) {
   const bool more = k0 > 0;
   if (w.format == WeightFormat::bf16) {
-    mma(c, ldc, a + k0, lda, reinterpret_cast<const bf16*>(unit.codes) + static_cast<size_t>(k0) * kPanel,
-        w.panel_bytes() / 2, m, unit.panels, count, more);
+    mma_ahead(c, ldc, a + k0, lda,
+              reinterpret_cast<const bf16*>(unit.codes) + static_cast<size_t>(k0) * kPanel,
+              w.panel_bytes() / 2, m, unit.panels, count, more, ahead.rows, ahead.weights);
     return;
   }
   if constexpr (sizeof(A) == 4) {
@@ -60,75 +99,120 @@ static inline void product_step(float* c, int ldc, const A* a, int lda, int m, c
       return;
     }
   }
+  const int expanded = round_up(count, kStep);
+  const size_t panel = static_cast<size_t>(expanded) * kPanel;
   for (int p = 0; p < unit.panels; ++p)
-    expand<A>(lines + p * kExpandK * kPanel, w, unit.codes + p * w.panel_bytes(),
-              unit.scales ? unit.scales + p * w.panel_scale_bytes() : nullptr, k0, round_up(count, kStep));
+    expand<A>(lines + p * panel, w, unit.codes + p * w.panel_bytes(),
+              unit.scales ? unit.scales + p * w.panel_scale_bytes() : nullptr, k0, expanded);
   if (w.format != WeightFormat::e4m3) {
-    mma(c, ldc, a + k0, lda, lines, size_t{kExpandK} * kPanel, m, unit.panels, count, more);
+    mma(c, ldc, a + k0, lda, lines, panel, m, unit.panels, count, more);
     return;
   }
   for (int i = 0; i < m; i += kRowBlock) {
     const int rows = min_int(kRowBlock, m - i);
-    mma(partial, kUnitColumns, a + static_cast<size_t>(i) * lda + k0, lda, lines, size_t{kExpandK} * kPanel, rows,
+    mma(partial, 2 * kUnitColumns, a + static_cast<size_t>(i) * lda + k0, lda, lines, panel, rows,
         unit.panels, count, false);
-    for (int p = 0; p < unit.panels; ++p) {
-      const V s = set1(reinterpret_cast<const float*>(unit.scales + p * w.panel_scale_bytes())[k0 / kScaleBlock]);
-      for (int r = 0; r < rows; ++r) {
-        float* at = c + static_cast<size_t>(i + r) * ldc + p * kPanel;
-        const V part = load(partial + r * kUnitColumns + p * kPanel);
-        store(at, more ? fma(part, s, load(at)) : part * s);
-      }
+    add_scaled(c + static_cast<size_t>(i) * ldc, ldc, partial, rows, w, unit, k0);
+  }
+}
+
+// k of one step. bf16 and f32 weights of few rows run through all of k: nothing is re-read.
+static inline int product_k_step(const PackedWeight& w, int m, bool expands) {
+  if (w.format == WeightFormat::e4m3) return kScaleBlock;
+  if (m <= kFewRows) return expands ? kFewExpandK : round_up(w.k, kStep);
+  return expands ? kExpandK : kBlockK;
+}
+
+// int8: the columns' scales, once the sum is complete.
+static inline void scale_columns(float* c, int ldc, int m, const Unit& unit) {
+  for (int p = 0; p < unit.panels; ++p) {
+    const V s = load(reinterpret_cast<const float*>(unit.scales) + p * kPanel);
+    for (int r = 0; r < m; ++r) {
+      float* at = c + static_cast<size_t>(r) * ldc + p * kPanel;
+      store(at, load(at) * s);
     }
   }
 }
 
-// k of one step. bf16 weights of few rows run through all of k: nothing is re-read.
-static inline int product_k_step(const PackedWeight& w, int m) {
-  if (w.format == WeightFormat::e4m3) return kScaleBlock;
-  if (w.format == WeightFormat::bf16) return m > kRowBlock ? kBlockK : round_up(w.k, kStep);
-  return kExpandK;
-}
-
-// C [m, 32 units], ldc columns, for units that share A. k is cut so that a block of A (512 x 512) stays in L2 while the
-// units pass over it; every element is still one chain in ascending k.
+// C [m, 32 units], ldc columns, for units that share A and follow each other. k is cut so that a block of A
+// stays in L2 while the units pass over it; every element is still one chain in ascending k.
 template <class A>
-static inline void product(float* c, int ldc, const A* a, int lda, int m, const PackedWeight& w, const Unit* unit,
-                           int units, bf16* lines, float* partial) {
+static inline void product(float* c, int ldc, const A* a, int lda, int m, const PackedWeight& w,
+                           const Unit* unit, int units, bf16* lines, float* partial) {
   const int k = sizeof(A) == 4 ? round_up(w.k, 2) : w.k_padded();  // only tiles want whole steps
-  const int step = product_k_step(w, m);
-  for (int k0 = 0; k0 < k; k0 += step)
-    for (int u = 0; u < units; ++u)
-      product_step(c + u * kUnitColumns, ldc, a, lda, m, w, unit[u], k0, min_int(step, k - k0), lines, partial);
+  const bool expands = w.format != WeightFormat::bf16 && (sizeof(A) == 2 || w.format != WeightFormat::f32);
+  const int step = product_k_step(w, m, expands);
+  AheadOf ahead{};
+  if (m <= kFewRows) {
+    for (int u = 0; u < units; u += 2) {
+      Unit wide = unit[u];
+      if (u + 1 < units) wide.panels += unit[u + 1].panels;
+      for (int k0 = 0; k0 < k; k0 += step)
+        product_step(c + u * kUnitColumns, ldc, a, lda, m, w, wide, k0, min_int(step, k - k0), lines, partial,
+                     ahead);
+    }
+  } else {
+    const int blocks = (m + kRowBlock - 1) / kRowBlock, block_steps = blocks * (step / kStep);
+    for (int k0 = 0; k0 < k; k0 += step) {
+      // the block of A behind this one; behind the last, the first again: the next units' turn
+      const int next = k0 + step < k ? k0 + step : 0, width = min_int(step, k - next);
+      const int lines_a = width * static_cast<int>(sizeof(A)) / 64, all = block_steps * units;
+      ahead.rows = {reinterpret_cast<const std::byte*>(a + next), lda * sizeof(A), lines_a, m,
+                    (m * lines_a + all - 1) / all};
+      for (int u = 0; u < units; ++u) {
+        const bool last = u + 1 == units;
+        const int k1 = last ? next : k0, lines_b = min_int(step, k - k1) * kPanel * 2 / 64;
+        if (w.format == WeightFormat::bf16 && (!last || k0 + step < k))
+          ahead.weights = {unit[last ? 0 : u + 1].codes + static_cast<size_t>(k1) * kPanel * 2,
+                           w.panel_bytes(), lines_b, unit[last ? 0 : u + 1].panels,
+                           (2 * lines_b + block_steps - 1) / block_steps};
+        product_step(c + u * kUnitColumns, ldc, a, lda, m, w, unit[u], k0, min_int(step, k - k0), lines,
+                     partial, ahead);
+      }
+    }
+  }
+  if (w.format == WeightFormat::int8)
+    for (int u = 0; u < units; ++u) scale_columns(c + u * kUnitColumns, ldc, m, unit[u]);
 }
 
 struct ProductScratch {
-  static constexpr int kLdc = kUnitBlock * kUnitColumns;
-  float* c;        // [kRowSuper, kLdc]
-  float* partial;  // [kRowBlock, 32]
-  bf16* lines;     // two panels of kExpandK
+  static constexpr int kLdc = kUnitBlock * kUnitColumns + 16;  // an odd number of cache lines
+  float* c;                                                    // [kRowSuper, kLdc]
+  float* partial;                                              // [kRowBlock, 64]
+  bf16* lines;  // two panels of kExpandK, or four of kFewExpandK
   explicit ProductScratch(Scratch& s)
       : c(s.take<float>(kRowSuper * kLdc)),
-        partial(s.take<float>(kRowBlock * kUnitColumns)),
+        partial(s.take<float>(kRowBlock * 2 * kUnitColumns)),
         lines(s.take<bf16>(2 * kExpandK * kPanel)) {}
 };
 
-static inline void finish(const GemmArgs& g, const float* c, int ldc, int row0, int rows, int group, int pair, int pairs) {
+static inline void finish(const GemmArgs& g, const float* c, int ldc, int row0, int rows, int group, int pair,
+                          int pairs) {
   const int n = g.epilogue == Epilogue::activate ? g.w.n / 2 : g.w.n;
   const int width = g.epilogue == Epilogue::activate ? kPanel : kUnitColumns;
   const int column = pair * width, last = min_int(width, n - column);
   for (int r = 0; r < rows; ++r) {
     const float* x = c + static_cast<size_t>(r) * ldc;
-    const size_t at = static_cast<size_t>(row0 + r) * g.ld_out + static_cast<size_t>(group) * g.out_group + column;
+    const size_t at =
+        static_cast<size_t>(row0 + r) * g.ld_out + static_cast<size_t>(group) * g.out_group + column;
     float* f = static_cast<float*>(g.out) + at;
     op_t* o = static_cast<op_t*>(g.out) + at;
     for (int i = 0; i < last; i += 16) {
       const V y = load(x + i);
       const int left = last - i;
       switch (g.epilogue) {
-        case Epilogue::store_f32: store_n(f + i, y, left); break;
-        case Epilogue::add_f32: store_n(f + i, load_n(f + i, left) + y, left); break;
-        case Epilogue::store_op: store_n(o + i, y, left); break;
-        case Epilogue::activate: store_n(o + i, activate(g.act, y, load(x + kPanel)), left); break;
+        case Epilogue::store_f32:
+          store_n(f + i, y, left);
+          break;
+        case Epilogue::add_f32:
+          store_n(f + i, load_n(f + i, left) + y, left);
+          break;
+        case Epilogue::store_op:
+          store_n(o + i, y, left);
+          break;
+        case Epilogue::activate:
+          store_n(o + i, activate(g.act, y, load(x + kPanel)), left);
+          break;
         case Epilogue::gate_op: {
           const float* gate = g.gate + static_cast<size_t>(row0 + r) * g.ld_gate +
                               static_cast<size_t>(group) * g.out_group + column + i;
@@ -159,11 +243,11 @@ static void gemm(const GemmArgs& g, const Call& call) {
       const int m = min_int(kRowSuper, rows - row0);
       const size_t at = static_cast<size_t>(row0) * g.ld_a + static_cast<size_t>(group) * g.a_group;
       if (g.precise)
-        product(room.c, room.kLdc, static_cast<const float*>(g.a) + at, g.ld_a, m, g.w, unit, units, room.lines,
-                room.partial);
+        product(room.c, room.kLdc, static_cast<const float*>(g.a) + at, g.ld_a, m, g.w, unit, units,
+                room.lines, room.partial);
       else
-        product(room.c, room.kLdc, static_cast<const op_t*>(g.a) + at, g.ld_a, m, g.w, unit, units, room.lines,
-                room.partial);
+        product(room.c, room.kLdc, static_cast<const op_t*>(g.a) + at, g.ld_a, m, g.w, unit, units,
+                room.lines, room.partial);
       for (int u = 0; u < units; ++u)
         finish(g, room.c + u * kUnitColumns, room.kLdc, row0, m, group, (first + u) % pairs, pairs);
     }

@@ -350,32 +350,23 @@ struct ExpertSortArgs {
   int32_t* start;          // [experts + 1] first slot of an expert
   int32_t* slot_token;     // [tokens * top_k]
   int32_t* slot_of;        // [tokens * top_k] slot of (token, choice)
+  int32_t* progress;       // [2 * experts + 1] cleared: what tasks of ExpertsArgs have claimed and done
 };
 
-// h[slot] = act(x W1, x W3): w holds (gate, up) panel pairs of each expert.
-struct ExpertUpArgs {
+// h[slot] = act(x W1, x W3), y[slot] = h[slot] W2: `up` holds (gate, up) panel pairs of each expert.
+struct ExpertsArgs {
   const void* x;           // operand [tokens, ld_x]
   int32_t ld_x;
-  PackedWeight w;          // of expert 0: n = 2 * intermediate padded
-  size_t expert_codes, expert_scales;  // bytes between experts
+  PackedWeight up, down;   // of expert 0: up.n = 2 * intermediate padded
+  size_t up_codes, up_scales, down_codes, down_scales;  // bytes between experts
   const int32_t* active;
   const int32_t* start;
   const int32_t* slot_token;
-  int32_t experts, top_k, intermediate;
+  int32_t* progress;       // of ExpertSortArgs
+  int32_t experts, top_k, intermediate, width;
   ActParams act;
   void* h;                 // operand [tokens * top_k, ld_h]
   int32_t ld_h;
-};
-
-// y[slot] = h[slot] W2
-struct ExpertDownArgs {
-  const void* h;
-  int32_t ld_h;
-  PackedWeight w;
-  size_t expert_codes, expert_scales;
-  const int32_t* active;
-  const int32_t* start;
-  int32_t experts, top_k, width;
   float* y;                // [tokens * top_k, ld_y]
   int32_t ld_y;
 };
@@ -443,8 +434,7 @@ struct KernelTable {
   KernelFn<HcEndArgs> hc_end;
   KernelFn<RouteArgs> route;
   KernelFn<ExpertSortArgs> expert_sort;
-  KernelFn<ExpertUpArgs> expert_up;
-  KernelFn<ExpertDownArgs> expert_down;
+  KernelFn<ExpertsArgs> experts;
   KernelFn<CombineArgs> combine;
   KernelFn<CopyArgs> copy;
   KernelFn<ProbeArgs> probe;

@@ -1,4 +1,4 @@
-// Router, expert sort, the two expert products, weighted combine (kimi.md 5, glm5_next.md 3.4).
+// Router, expert sort, the two products of every expert, weighted combine (kimi.md 5, glm5_next.md 3.4).
 
 // The k largest of score [n] by (score descending, index ascending); taken ones become -inf.
 static inline int take_best(float* score, int n) {
@@ -30,8 +30,10 @@ static void route(const RouteArgs& r, const Call& call) {
         float a = -__builtin_inff(), b = a;
         for (int e = g * per_group; e < (g + 1) * per_group; ++e) {
           const float x = biased[e];
-          if (x > a) b = a, a = x;
-          else if (x > b) b = x;
+          if (x > a)
+            b = a, a = x;
+          else if (x > b)
+            b = x;
         }
         group_score[g] = per_group > 1 ? a + b : a;
       }
@@ -47,7 +49,7 @@ static void route(const RouteArgs& r, const Call& call) {
     int32_t* chosen = r.expert + static_cast<size_t>(t) * r.top_k;
     for (int j = 0; j < r.top_k; ++j) {
       const int e = take_best(biased, r.experts);
-      int at = j;  // insertion: ascending ids, so that every later sum has one order
+      int at = j;                    // insertion: ascending ids, so that every later sum has one order
       const int id = e < 0 ? j : e;  // all NaN: any id; the norm behind reports the NaN
       while (at > 0 && chosen[at - 1] > id) chosen[at] = chosen[at - 1], --at;
       chosen[at] = id;
@@ -56,16 +58,19 @@ static void route(const RouteArgs& r, const Call& call) {
       for (int j = 0; j < r.top_k; ++j)
         chosen[j] = step.forced_experts[r.layer][static_cast<size_t>(t) * r.top_k + j];
     if (step.seen_experts && step.seen_experts[r.layer])
-      for (int j = 0; j < r.top_k; ++j) step.seen_experts[r.layer][static_cast<size_t>(t) * r.top_k + j] = chosen[j];
+      for (int j = 0; j < r.top_k; ++j)
+        step.seen_experts[r.layer][static_cast<size_t>(t) * r.top_k + j] = chosen[j];
     float sum = 0;
     for (int j = 0; j < r.top_k; ++j) sum += chance[chosen[j]];
     const float factor = r.renormalize ? r.scale / (sum + 1e-20f) : r.scale;
-    for (int j = 0; j < r.top_k; ++j) r.weight[static_cast<size_t>(t) * r.top_k + j] = chance[chosen[j]] * factor;
+    for (int j = 0; j < r.top_k; ++j)
+      r.weight[static_cast<size_t>(t) * r.top_k + j] = chance[chosen[j]] * factor;
   }
 }
 
 static void expert_sort(const ExpertSortArgs& s, const Call& call) {
   const int total = call.step->tokens * s.top_k;
+  for (int i = 0; i <= 2 * s.experts; ++i) s.progress[i] = 0;
   for (int e = 0; e <= s.experts; ++e) s.start[e] = 0;
   for (int i = 0; i < total; ++i) ++s.start[s.expert[i] + 1];
   int active = 0;
@@ -83,57 +88,99 @@ static void expert_sort(const ExpertSortArgs& s, const Call& call) {
   s.start[0] = 0;
 }
 
-static constexpr int kExpertRows = kBf16Operands ? 64 : 32;  // gathered at once: 16K columns fit the scratch
+// Consecutive units of one expert that are taken together: they share the expert's rows.
+struct ExpertUnits {
+  int pair, count;
+  Unit unit[kUnitBlock];
+  ExpertUnits(const PackedWeight& w, size_t codes, size_t scales, int expert, int chunk)
+      : pair(chunk * kUnitBlock) {
+    count = min_int(kUnitBlock, (w.panels() + 1) / 2 - pair);
+    for (int u = 0; u < count; ++u)
+      unit[u] =
+          unit_of(w, w.codes + expert * codes, w.scales ? w.scales + expert * scales : nullptr, pair + u);
+  }
+};
+static inline int expert_chunks(const PackedWeight& w) {
+  return (w.panels() + 2 * kUnitBlock - 1) / (2 * kUnitBlock);
+}
 
-static void expert_up(const ExpertUpArgs& x, const Call& call) {
-  Scratch scratch{call.scratch};
-  const ProductScratch room(scratch);
-  const int lda = round_up(x.w.k, kStep) + kStep;  // odd multiple of 64 bytes: no L1 set conflicts
-  op_t* rows = scratch.take<op_t>(static_cast<size_t>(kExpertRows) * lda);
-  const int pairs = (x.w.panels() + 1) / 2, active = x.active[0];
-  const Slice part = slice(active * pairs, call);
-  int gathered_expert = -1, gathered_from = -1;
-  for (int u = part.first; u < part.last; ++u) {
-    const int e = x.active[1 + u / pairs], pair = u % pairs;
-    const Unit unit = unit_of(x.w, x.w.codes + e * x.expert_codes,
-                              x.w.scales ? x.w.scales + e * x.expert_scales : nullptr, pair);
-    for (int from = x.start[e]; from < x.start[e + 1]; from += kExpertRows) {
-      const int m = min_int(kExpertRows, x.start[e + 1] - from);
-      if (gathered_expert != e || gathered_from != from) {
-        for (int r = 0; r < m; ++r)
-          __builtin_memcpy(rows + static_cast<size_t>(r) * lda,
-                           static_cast<const op_t*>(x.x) + static_cast<size_t>(x.slot_token[from + r]) * x.ld_x,
-                           static_cast<size_t>(x.w.k_padded()) * sizeof(op_t));
-        gathered_expert = e, gathered_from = from;
-      }
-      product(room.c, room.kLdc, rows, lda, m, x.w, &unit, 1, room.lines, room.partial);
-      for (int r = 0; r < m; ++r) {
-        const float* c = room.c + r * room.kLdc;
-        store(static_cast<op_t*>(x.h) + static_cast<size_t>(from + r) * x.ld_h + pair * kPanel,
+static constexpr size_t kGatherBytes = size_t{2}
+                                       << 20;  // of gathered rows: 16K columns by 32 rows of f32 at least
+
+struct ExpertRoom {
+  ProductScratch product;
+  int lda, most;  // of gathered rows
+  op_t* rows;
+  int expert = -1, from = -1;  // what they are
+  ExpertRoom(Scratch& s, const ExpertsArgs& x) : product(s) {
+    lda = (x.up.k_padded() / kStep | 1) * kStep;  // odd multiple of 64 bytes: no L1 set conflicts
+    most = min_int(kRowSuper, static_cast<int>(kGatherBytes / (lda * sizeof(op_t))) / kRowBlock * kRowBlock);
+    rows = s.take<op_t>(static_cast<size_t>(most) * lda);
+  }
+  void gather(const ExpertsArgs& x, int e, int first, int m) {
+    if (expert == e && from == first) return;
+    for (int r = 0; r < m; ++r)
+      __builtin_memcpy(rows + static_cast<size_t>(r) * lda,
+                       static_cast<const op_t*>(x.x) + static_cast<size_t>(x.slot_token[first + r]) * x.ld_x,
+                       static_cast<size_t>(x.up.k_padded()) * sizeof(op_t));
+    expert = e, from = first;
+  }
+};
+
+static inline void expert_up(const ExpertsArgs& x, ExpertRoom& room, int e, int chunk) {
+  const ExpertUnits units(x.up, x.up_codes, x.up_scales, e, chunk);
+  const ProductScratch& p = room.product;
+  for (int from = x.start[e]; from < x.start[e + 1]; from += room.most) {
+    const int m = min_int(room.most, x.start[e + 1] - from);
+    room.gather(x, e, from, m);
+    product(p.c, p.kLdc, room.rows, room.lda, m, x.up, units.unit, units.count, p.lines, p.partial);
+    for (int r = 0; r < m; ++r)
+      for (int i = 0; i < units.count; ++i) {
+        const float* c = p.c + r * p.kLdc + i * kUnitColumns;
+        store(static_cast<op_t*>(x.h) + static_cast<size_t>(from + r) * x.ld_h + (units.pair + i) * kPanel,
               activate(x.act, load(c), load(c + kPanel)));
       }
-    }
   }
 }
 
-static void expert_down(const ExpertDownArgs& x, const Call& call) {
+static inline void expert_down(const ExpertsArgs& x, ExpertRoom& room, int e, int chunk) {
+  const ExpertUnits units(x.down, x.down_codes, x.down_scales, e, chunk);
+  const ProductScratch& p = room.product;
+  const int column = units.pair * kUnitColumns, width = min_int(units.count * kUnitColumns, x.width - column);
+  for (int from = x.start[e]; from < x.start[e + 1]; from += kRowSuper) {
+    const int m = min_int(kRowSuper, x.start[e + 1] - from);
+    product(p.c, p.kLdc, static_cast<const op_t*>(x.h) + static_cast<size_t>(from) * x.ld_h, x.ld_h, m,
+            x.down, units.unit, units.count, p.lines, p.partial);
+    for (int r = 0; r < m; ++r)
+      for (int i = 0; i < width; i += 16)
+        store_n(x.y + static_cast<size_t>(from + r) * x.ld_y + column + i, load(p.c + r * p.kLdc + i),
+                width - i);
+  }
+}
+
+// No barrier between the two products. Tasks claim chunks from counters: first those of all up products, then
+// those of the down products of experts whose up product is complete. A task that finds none ready looks a
+// little longer, then leaves: the one that finishes an expert's last up chunk is still here and does the
+// rest. So nobody waits for a thread that the system may have taken away.
+static void experts(const ExpertsArgs& x, const Call& call) {
   Scratch scratch{call.scratch};
-  const ProductScratch room(scratch);
-  const int pairs = (x.w.panels() + 1) / 2, active = x.active[0];
-  const Slice part = slice(active * pairs, call);
-  for (int u = part.first; u < part.last; ++u) {
-    const int e = x.active[1 + u / pairs], pair = u % pairs;
-    const Unit unit = unit_of(x.w, x.w.codes + e * x.expert_codes,
-                              x.w.scales ? x.w.scales + e * x.expert_scales : nullptr, pair);
-    const int column = pair * kUnitColumns, width = min_int(kUnitColumns, x.width - column);
-    for (int from = x.start[e]; from < x.start[e + 1]; from += kRowSuper) {
-      const int m = min_int(kRowSuper, x.start[e + 1] - from);
-      product(room.c, room.kLdc, static_cast<const op_t*>(x.h) + static_cast<size_t>(from) * x.ld_h, x.ld_h, m, x.w,
-              &unit, 1, room.lines, room.partial);
-      for (int r = 0; r < m; ++r)
-        for (int i = 0; i < width; i += 16)
-          store_n(x.y + static_cast<size_t>(from + r) * x.ld_y + column + i, load(room.c + r * room.kLdc + i),
-                  width - i);
+  ExpertRoom room(scratch, x);
+  const int active = x.active[0], up = expert_chunks(x.up), down = expert_chunks(x.down);
+  int32_t* const done = x.progress + 1;    // up chunks of the i-th active expert
+  int32_t* const next = done + x.experts;  // its first down chunk that nobody has taken
+  for (int i; (i = __atomic_fetch_add(x.progress, 1, __ATOMIC_RELAXED)) < active * up;) {
+    expert_up(x, room, x.active[1 + i / up], i % up);
+    __atomic_fetch_add(done + i / up, 1, __ATOMIC_RELEASE);
+  }
+  constexpr int kLooks = 1000;
+  for (int looks = 0, left = 1; left && looks < kLooks; ++looks) {
+    left = 0;
+    for (int i = 0; i < active; ++i) {
+      if (__atomic_load_n(next + i, __ATOMIC_RELAXED) >= down) continue;
+      left = 1;
+      if (__atomic_load_n(done + i, __ATOMIC_ACQUIRE) < up) continue;
+      for (int chunk; (chunk = __atomic_fetch_add(next + i, 1, __ATOMIC_RELAXED)) < down; looks = 0)
+        expert_down(x, room, x.active[1 + i], chunk);
     }
   }
 }

@@ -12,7 +12,10 @@
 //          k+j%2) in the low byte and (same column, k+2+j%2) in the    accumulator of each 128-k block
 //          high byte: two table look-ups and no shuffle per line
 //  mxfp4   k_padded/8 lines: 16-bit lane j = 4 nibbles of column j/2,  E8M0 [panels][k_padded/32][16],
-//          nibble i is k + 2i + j%2                                    folded into the bf16 exponent (exact)
+//          nibble i is k + 2i + j%2; never -0                          folded into the bf16 exponent (exact); 2..191
+//  mxfp8   as e4m3; never -0                                           as mxfp4; 10..191
+//  int8    as e4m3, each code sign and magnitude (-127..127)           f32 [panels][16], on the finished sum: exact
+//                                                                      weights under bf16 activations, no second rounding
 #pragma once
 
 #include <cstddef>
@@ -24,7 +27,7 @@ inline constexpr int kPanel = 16;       // columns of a panel
 inline constexpr int kStep = 32;        // k padding
 inline constexpr int kScaleBlock = 128; // k covered by one fp8 scale
 
-enum class WeightFormat : uint8_t { bf16, f32, e4m3, mxfp4 };
+enum class WeightFormat : uint8_t { bf16, f32, e4m3, mxfp4, mxfp8, int8 };
 
 static constexpr int round_up(int x, int unit) { return (x + unit - 1) / unit * unit; }
 
@@ -42,14 +45,18 @@ struct PackedWeight {
     switch (format) {
       case WeightFormat::bf16: return lanes * 2;
       case WeightFormat::f32: return lanes * 4;
-      case WeightFormat::e4m3: return lanes;
+      case WeightFormat::e4m3:
+      case WeightFormat::mxfp8:
+      case WeightFormat::int8: return lanes;
       case WeightFormat::mxfp4: return lanes / 2;
     }
     return 0;
   }
   constexpr size_t panel_scale_bytes() const {
     if (format == WeightFormat::e4m3) return static_cast<size_t>((k + kScaleBlock - 1) / kScaleBlock) * 4;
-    if (format == WeightFormat::mxfp4) return static_cast<size_t>(k_padded() / 32) * kPanel;
+    if (format == WeightFormat::mxfp4 || format == WeightFormat::mxfp8)
+      return static_cast<size_t>(k_padded() / 32) * kPanel;
+    if (format == WeightFormat::int8) return kPanel * 4;
     return 0;
   }
   constexpr size_t code_bytes() const { return panel_bytes() * panels(); }

@@ -89,15 +89,11 @@ Cost cost(const HcEndArgs& a, const StepHeader& s) {
 }
 Cost cost(const RouteArgs& a, const StepHeader& s) { return rows_cost(s.tokens, a.experts, 8.0 + a.top_k); }
 Cost cost(const ExpertSortArgs& a, const StepHeader& s) { return rows_cost(1, 4.0 * s.tokens * a.top_k + a.experts, 1); }
-Cost cost(const ExpertUpArgs& a, const StepHeader& s) {
+Cost cost(const ExpertsArgs& a, const StepHeader& s) {
   const double rows = static_cast<double>(s.tokens) * a.top_k;
-  return {weight_bytes(a.w) * std::min<double>(a.experts, rows) + rows * (a.w.k + a.intermediate) * 2,
-          2 * rows * a.w.n * a.w.k};
-}
-Cost cost(const ExpertDownArgs& a, const StepHeader& s) {
-  const double rows = static_cast<double>(s.tokens) * a.top_k;
-  return {weight_bytes(a.w) * std::min<double>(a.experts, rows) + rows * (a.w.k * 2 + a.width * 4),
-          2 * rows * a.w.n * a.w.k};
+  return {(weight_bytes(a.up) + weight_bytes(a.down)) * std::min<double>(a.experts, rows) +
+              rows * (a.up.k * 2 + a.intermediate * 4.0 + a.width * 4),
+          2 * rows * (static_cast<double>(a.up.n) * a.up.k + static_cast<double>(a.down.n) * a.down.k)};
 }
 Cost cost(const CombineArgs& a, const StepHeader& s) { return rows_cost(s.tokens, (a.top_k + 1.0) * a.width, 2); }
 Cost cost(const CopyArgs& a, const StepHeader& s) { return rows_cost(row_count(a.rows, s), 2.0 * a.width, 0); }
@@ -126,11 +122,8 @@ int units(const HcPostArgs&, const StepHeader& s) { return s.tokens; }
 int units(const HcEndArgs& a, const StepHeader& s) { return row_count(a.rows, s); }
 int units(const RouteArgs&, const StepHeader& s) { return s.tokens; }
 int units(const ExpertSortArgs&, const StepHeader& s) { return s.tokens ? 1 : 0; }
-int units(const ExpertUpArgs& a, const StepHeader& s) {
-  return std::min(a.experts, s.tokens * a.top_k) * ((a.w.panels() + 1) / 2);
-}
-int units(const ExpertDownArgs& a, const StepHeader& s) {
-  return std::min(a.experts, s.tokens * a.top_k) * ((a.w.panels() + 1) / 2);
+int units(const ExpertsArgs& a, const StepHeader& s) {  // chunks of 8 panel pairs
+  return std::min(a.experts, s.tokens * a.top_k) * ((a.up.panels() + 15) / 16 + (a.down.panels() + 15) / 16);
 }
 int units(const CombineArgs&, const StepHeader& s) { return s.tokens; }
 int units(const CopyArgs& a, const StepHeader& s) { return row_count(a.rows, s); }

@@ -30,8 +30,7 @@ Cost cost(const HcPostArgs&, const StepHeader&);
 Cost cost(const HcEndArgs&, const StepHeader&);
 Cost cost(const RouteArgs&, const StepHeader&);
 Cost cost(const ExpertSortArgs&, const StepHeader&);
-Cost cost(const ExpertUpArgs&, const StepHeader&);
-Cost cost(const ExpertDownArgs&, const StepHeader&);
+Cost cost(const ExpertsArgs&, const StepHeader&);
 Cost cost(const CombineArgs&, const StepHeader&);
 Cost cost(const CopyArgs&, const StepHeader&);
 
@@ -54,8 +53,7 @@ int units(const HcPostArgs&, const StepHeader&);
 int units(const HcEndArgs&, const StepHeader&);
 int units(const RouteArgs&, const StepHeader&);
 int units(const ExpertSortArgs&, const StepHeader&);
-int units(const ExpertUpArgs&, const StepHeader&);
-int units(const ExpertDownArgs&, const StepHeader&);
+int units(const ExpertsArgs&, const StepHeader&);
 int units(const CombineArgs&, const StepHeader&);
 int units(const CopyArgs&, const StepHeader&);
 

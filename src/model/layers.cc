@@ -412,7 +412,7 @@ void dense_layer(Stack& s, const Site& site) {
 }
 
 struct Routing {
-  Val expert, weight, active, start, slot_token, slot_of;
+  Val expert, weight, active, start, slot_token, slot_of, progress;
 };
 
 Routing route(Stack& s, const std::string& scope, const Normed& x) {
@@ -440,10 +440,11 @@ Routing route(Stack& s, const std::string& scope, const Normed& x) {
   r.start = ints("expert starts", static_cast<size_t>(moe.experts) + 1);
   r.slot_token = ints("slot tokens", rows);
   r.slot_of = ints("slots", rows);
+  r.progress = ints("expert progress", 2 * static_cast<size_t>(moe.experts) + 1);
   auto e = b.graph.make<ExpertSortArgs>("expert_sort", scope + "experts", b.kernels.expert_sort);
   e->experts = moe.experts, e->top_k = moe.top_k;
   e.at(e->expert, r.expert).at(e->active, r.active).at(e->start, r.start).at(e->slot_token, r.slot_token);
-  e.at(e->slot_of, r.slot_of);
+  e.at(e->slot_of, r.slot_of).at(e->progress, r.progress);
   e.add();
   return r;
 }
@@ -464,22 +465,15 @@ void routed_experts(Stack& s, const std::string& scope, const Val& x, int width,
   const Val h = b.expert_rows(scope + "expert hidden", round_up(moe.intermediate, 32), true);
   const Val y = b.expert_rows(scope + "expert out", width, false);
   {
-    const Matrix& m = b.weights.matrices[up];
-    auto n = b.graph.make<ExpertUpArgs>("expert_up", scope + "experts gate_up", b.kernels.expert_up);
-    n->ld_x = x.ld, n->w = m.w, n->expert_codes = m.w.code_bytes(), n->expert_scales = m.w.scale_bytes();
-    n->experts = moe.experts, n->top_k = moe.top_k, n->intermediate = moe.intermediate, n->ld_h = h.ld;
-    n->act = b.activation();
-    n.at(n->x, x).at(n->w.codes, m.codes).at(n->w.scales, m.scales).at(n->active, r.active).at(n->start, r.start);
-    n.at(n->slot_token, r.slot_token).at(n->h, h);
-    n.add();
-  }
-  {
-    const Matrix& m = b.weights.matrices[down];
-    auto n = b.graph.make<ExpertDownArgs>("expert_down", scope + "experts down", b.kernels.expert_down);
-    n->ld_h = h.ld, n->w = m.w, n->expert_codes = m.w.code_bytes(), n->expert_scales = m.w.scale_bytes();
-    n->experts = moe.experts, n->top_k = moe.top_k, n->width = width, n->ld_y = y.ld;
-    n.at(n->h, h).at(n->w.codes, m.codes).at(n->w.scales, m.scales).at(n->active, r.active).at(n->start, r.start);
-    n.at(n->y, y);
+    const Matrix &u = b.weights.matrices[up], &d = b.weights.matrices[down];
+    auto n = b.graph.make<ExpertsArgs>("experts", scope + "experts", b.kernels.experts);
+    n->ld_x = x.ld, n->up = u.w, n->up_codes = u.w.code_bytes(), n->up_scales = u.w.scale_bytes();
+    n->down = d.w, n->down_codes = d.w.code_bytes(), n->down_scales = d.w.scale_bytes();
+    n->experts = moe.experts, n->top_k = moe.top_k, n->intermediate = moe.intermediate, n->width = width;
+    n->act = b.activation(), n->ld_h = h.ld, n->ld_y = y.ld;
+    n.at(n->x, x).at(n->active, r.active).at(n->start, r.start).at(n->slot_token, r.slot_token);
+    n.at(n->up.codes, u.codes).at(n->up.scales, u.scales).at(n->down.codes, d.codes).at(n->down.scales, d.scales);
+    n.at(n->progress, r.progress).at(n->h, h).at(n->y, y);
     n.add();
   }
   auto n = b.graph.make<CombineArgs>("combine", scope + "combine", b.kernels.combine);

@@ -1,5 +1,6 @@
 #include "model/packing.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -24,6 +25,15 @@ void pack_bf16(const StoredMatrix& m, int64_t first, std::byte* codes) {
   }
 }
 
+// Byte codes of one column: the low byte of a lane holds k and k + 1, the high byte k + 2 and k + 3.
+void put_bytes(uint8_t* lines, int column, const uint8_t* codes, int64_t k_count) {
+  for (int64_t k = 0; k < k_count; ++k) lines[k / 4 * 64 + 2 * (2 * column + k % 2) + k % 4 / 2] = codes[k];
+}
+
+[[noreturn]] void fail_scale(const StoredMatrix& m, float scale, int64_t row) {
+  fail("{}: {}: scale {} of row {} is not finite; the file is damaged", m.scales->file, m.scales->name, scale, row);
+}
+
 void pack_e4m3(const StoredMatrix& m, int64_t first, std::byte* codes, std::byte* scales) {
   const int64_t blocks = (m.columns + kScaleBlock - 1) / kScaleBlock;
   std::vector<float> scale(blocks);
@@ -33,37 +43,78 @@ void pack_e4m3(const StoredMatrix& m, int64_t first, std::byte* codes, std::byte
       fail("{}: {}: scale {} of the blocks of rows {}.. is not finite; the file is damaged", m.scales->file,
            m.scales->name, s, first);
   std::memcpy(scales, scale.data(), blocks * sizeof(float));
-  auto* lines = reinterpret_cast<uint8_t*>(codes);
   std::vector<uint8_t> row(m.columns);
   for (int c = 0; c < kPanel && first + c < m.rows; ++c) {
     read_elements(*m.values, (first + c) * m.columns, m.columns, row.data());
+    put_bytes(reinterpret_cast<uint8_t*>(codes), c, row.data(), m.columns);
+  }
+}
+
+// int8 codes become sign and magnitude, which the kernels look up; -128, which quantisers do not write, is an error.
+void pack_int8(const StoredMatrix& m, int64_t first, std::byte* codes, std::byte* scales) {
+  auto* column_scale = reinterpret_cast<float*>(scales);
+  std::memset(scales, 0, kPanel * sizeof(float));
+  std::vector<int8_t> row(m.columns);
+  std::vector<uint8_t> code(m.columns);
+  for (int c = 0; c < kPanel && first + c < m.rows; ++c) {
+    read_elements(*m.scales, first + c, 1, column_scale + c);
+    if (!std::isfinite(column_scale[c])) fail_scale(m, column_scale[c], first + c);
+    read_elements(*m.values, (first + c) * m.columns, m.columns, row.data());
     for (int64_t k = 0; k < m.columns; ++k) {
-      const int64_t lane = 2 * c + k % 2;  // low byte: k and k+1, high byte: k+2 and k+3
-      lines[k / 4 * 64 + 2 * lane + k % 4 / 2] = row[k];
+      if (row[k] == -128)
+        fail("{}: {}: -128 at row {}, column {}: int8 weights are -127..127", m.values->file, m.values->name,
+             first + c, k);
+      code[k] = static_cast<uint8_t>(row[k] < 0 ? 128 - row[k] : row[k]);
     }
+    put_bytes(reinterpret_cast<uint8_t*>(codes), c, code.data(), m.columns);
+  }
+}
+
+// The E8M0 scales of column c, group by group; `flush(g)` for groups whose scale is below `least`: zero for every
+// purpose. The kernels look values up times 2^64 and subtract 191 - scale from the exponent.
+template <class Flush>
+void put_e8m0(const StoredMatrix& m, int64_t row, int c, uint8_t* e8m0, int least, const Flush& flush) {
+  const int64_t groups = m.columns / 32;
+  std::vector<uint8_t> scale(groups);
+  read_elements(*m.scales, row * groups, groups, scale.data());
+  for (int64_t g = 0; g < groups; ++g) {
+    if (scale[g] > 191)
+      fail("{}: {}: scale byte {} at row {}, group {} is {}; the file is damaged", m.scales->file, m.scales->name,
+           scale[g], row, g, scale[g] == 255 ? "NaN" : "beyond what weights can be");
+    e8m0[g * kPanel + c] = scale[g] < least ? 127 : scale[g];
+    if (scale[g] < least) flush(g);
+  }
+}
+
+void pack_mxfp8(const StoredMatrix& m, int64_t first, std::byte* codes, std::byte* scales) {
+  auto* e8m0 = reinterpret_cast<uint8_t*>(scales);
+  std::vector<uint8_t> row(m.columns);
+  std::memset(e8m0, 127, m.columns / 32 * kPanel);
+  for (int c = 0; c < kPanel && first + c < m.rows; ++c) {
+    read_elements(*m.values, (first + c) * m.columns, m.columns, row.data());
+    // 2^-9 2^(10 - 127) is the least normal bf16
+    put_e8m0(m, first + c, c, e8m0, 10, [&](int64_t g) { std::memset(row.data() + g * 32, 0, 32); });
+    for (int64_t k = 0; k < m.columns; ++k) {
+      if ((row[k] & 0x7F) == 0x7F)
+        fail("{}: {}: NaN at row {}, column {}; the file is damaged", m.values->file, m.values->name, first + c, k);
+      if (row[k] == 0x80) row[k] = 0;  // -0
+    }
+    put_bytes(reinterpret_cast<uint8_t*>(codes), c, row.data(), m.columns);
   }
 }
 
 void pack_mxfp4(const StoredMatrix& m, int64_t first, std::byte* codes, std::byte* scales) {
   auto* lines = reinterpret_cast<uint8_t*>(codes);
   auto* e8m0 = reinterpret_cast<uint8_t*>(scales);
-  const int64_t groups = m.columns / 32;
-  std::vector<uint8_t> row(m.columns / 2), scale(groups);
-  std::memset(e8m0, 127, groups * kPanel);
+  std::vector<uint8_t> row(m.columns / 2);
+  std::memset(e8m0, 127, m.columns / 32 * kPanel);
   for (int c = 0; c < kPanel && first + c < m.rows; ++c) {
     read_elements(*m.values, (first + c) * m.columns / 2, m.columns / 2, row.data());
-    read_elements(*m.scales, (first + c) * groups, groups, scale.data());
-    for (int64_t g = 0; g < groups; ++g) {
-      // The exponent is added to a bf16 exponent field of 126..129: it must stay within 1..254.
-      if (scale[g] > 252)
-        fail("{}: {}: scale byte {} at row {}, group {} is {}; the file is damaged", m.scales->file, m.scales->name,
-             scale[g], first + c, g, scale[g] == 255 ? "NaN" : "beyond what weights can be");
-      const bool flush = scale[g] < 2;  // below 6 * 2^-126: zero for every purpose
-      e8m0[g * kPanel + c] = flush ? 127 : scale[g];
-      if (flush) std::memset(row.data() + g * 16, 0, 16);
-    }
+    // below 6 * 2^-126
+    put_e8m0(m, first + c, c, e8m0, 2, [&](int64_t g) { std::memset(row.data() + g * 16, 0, 16); });
     for (int64_t k = 0; k < m.columns; ++k) {
-      const int nibble = row[k / 2] >> (k % 2 * 4) & 15;  // low nibble = even column
+      int nibble = row[k / 2] >> (k % 2 * 4) & 15;  // low nibble = even column
+      if (nibble == 8) nibble = 0;                  // -0
       const int64_t i = k % 8 / 2, lane = 2 * c + k % 2;
       lines[k / 8 * 64 + 2 * lane + i / 2] |= static_cast<uint8_t>(nibble << (i % 2 * 4));
     }
@@ -73,10 +124,12 @@ void pack_mxfp4(const StoredMatrix& m, int64_t first, std::byte* codes, std::byt
 }  // namespace
 
 WeightFormat packed_format(const StoredMatrix& m) {
-  if (m.mxfp4) return WeightFormat::mxfp4;
   switch (m.values->dtype) {
     case StoredDtype::bf16: return WeightFormat::bf16;
-    case StoredDtype::f8_e4m3: return WeightFormat::e4m3;
+    case StoredDtype::f8_e4m3:
+      return m.scales->dtype == StoredDtype::f32 ? WeightFormat::e4m3 : WeightFormat::mxfp8;
+    case StoredDtype::u8: return WeightFormat::mxfp4;
+    case StoredDtype::i8: return WeightFormat::int8;
     default: return WeightFormat::f32;
   }
 }
@@ -86,6 +139,8 @@ void pack_rows(const StoredMatrix& m, int64_t first, std::byte* codes, std::byte
     case WeightFormat::bf16: return pack_bf16(m, first, codes);
     case WeightFormat::e4m3: return pack_e4m3(m, first, codes, scales);
     case WeightFormat::mxfp4: return pack_mxfp4(m, first, codes, scales);
+    case WeightFormat::mxfp8: return pack_mxfp8(m, first, codes, scales);
+    case WeightFormat::int8: return pack_int8(m, first, codes, scales);
     case WeightFormat::f32: break;
   }
   auto* lines = reinterpret_cast<float*>(codes);
@@ -112,22 +167,59 @@ void read_f32(const TensorInfo& tensor, size_t first, size_t count, float* out) 
   }
 }
 
+namespace {
+
+// The scales of `count` columns from `first` of one row.
+std::vector<float> row_scales(const StoredMatrix& m, WeightFormat format, int64_t row, int64_t first, int64_t count) {
+  std::vector<float> scale(count);
+  if (format == WeightFormat::int8) {
+    read_elements(*m.scales, row, 1, scale.data());
+    if (!std::isfinite(scale[0])) fail_scale(m, scale[0], row);
+    std::fill(scale.begin(), scale.end(), scale[0]);
+    return scale;
+  }
+  const bool mx = format != WeightFormat::e4m3;
+  const int64_t block = mx ? 32 : kScaleBlock, blocks = (m.columns + block - 1) / block;
+  std::vector<float> of_block(blocks);
+  if (mx) {
+    std::vector<uint8_t> e8m0(blocks);
+    read_elements(*m.scales, row * blocks, blocks, e8m0.data());
+    for (int64_t i = 0; i < blocks; ++i) of_block[i] = std::ldexp(1.f, e8m0[i] == 255 ? 1000 : e8m0[i] - 127);
+  } else {
+    read_elements(*m.scales, row / kScaleBlock * blocks, blocks, of_block.data());
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    scale[i] = of_block[(first + i) / block];
+    if (!std::isfinite(scale[i]))
+      fail("{}: {}: scale {} of the blocks of row {} is not finite; the file is damaged", m.scales->file,
+           m.scales->name, scale[i], row);
+  }
+  return scale;
+}
+
+}  // namespace
+
 void read_row(const StoredMatrix& m, int64_t row, int64_t first, int64_t count, float* out) {
-  if (m.values->dtype != StoredDtype::f8_e4m3) {
+  const WeightFormat format = packed_format(m);
+  if (format == WeightFormat::bf16 || format == WeightFormat::f32) {
     read_f32(*m.values, row * m.columns + first, count, out);
     return;
   }
-  const int64_t blocks = (m.columns + kScaleBlock - 1) / kScaleBlock;
-  std::vector<uint8_t> codes(count);
-  std::vector<float> scale(blocks);
-  read_elements(*m.values, row * m.columns + first, count, codes.data());
-  read_elements(*m.scales, row / kScaleBlock * blocks, blocks, scale.data());
+  const std::vector<float> scale = row_scales(m, format, row, first, count);
+  const int64_t at = row * m.columns + first;
+  if (format == WeightFormat::int8) {
+    std::vector<int8_t> codes(count);
+    read_elements(*m.values, at, count, codes.data());
+    for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>(codes[i]) * scale[i];
+    return;
+  }
+  const bool nibbles = format == WeightFormat::mxfp4;
+  const int64_t begin = nibbles ? at / 2 : at, end = nibbles ? (at + count + 1) / 2 : at + count;
+  std::vector<uint8_t> codes(end - begin);
+  read_elements(*m.values, begin, end - begin, codes.data());
   for (int64_t i = 0; i < count; ++i) {
-    const float s = scale[(first + i) / kScaleBlock];
-    if (!std::isfinite(s))
-      fail("{}: {}: scale {} of the blocks of row {} is not finite; the file is damaged", m.scales->file,
-           m.scales->name, s, row);
-    out[i] = e4m3_to_float(codes[i]) * s;
+    const int64_t k = at + i;
+    out[i] = scale[i] * (nibbles ? e2m1_to_float(codes[k / 2 - begin] >> (k % 2 * 4) & 15) : e4m3_to_float(codes[i]));
   }
 }
 

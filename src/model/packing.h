@@ -10,18 +10,23 @@
 namespace weft {
 
 // A stored weight matrix [rows, columns] with its scales, if it has any.
+//   values                          scales
+//   BF16, F16, F32                  -
+//   F8_E4M3                         F32 [ceil(rows/128), ceil(columns/128)]
+//   F8_E4M3 (MXFP8)                 U8 or F8_E8M0 [rows, columns / 32]
+//   U8 [rows, columns / 2] (MXFP4)  U8 or F8_E8M0 [rows, columns / 32]
+//   I8                              F32 [rows]
 struct StoredMatrix {
-  const TensorInfo* values = nullptr;  // BF16, F16, F32, F8_E4M3 [rows, columns]; MXFP4: U8 [rows, columns / 2]
-  const TensorInfo* scales = nullptr;  // F8: F32 [ceil(rows/128), ceil(columns/128)]; MXFP4: U8 [rows, columns / 32]
+  const TensorInfo* values = nullptr;
+  const TensorInfo* scales = nullptr;
   int64_t rows = 0, columns = 0;
-  bool mxfp4 = false;
 };
 
-// BF16 stays, F8_E4M3 and MXFP4 stay, F16 and F32 become f32 (both exactly).
+// BF16 and all that is narrower stays, F16 and F32 become f32 (both exactly).
 WeightFormat packed_format(const StoredMatrix& m);
 
 // Rows [first, first + 16) of `m` as one panel; rows at or beyond m.rows are zero. The panel's k is m.columns.
-// error: a scale that is NaN or out of range, naming the tensor.
+// error: a scale that is NaN or out of range, an MXFP8 code that is NaN, naming the tensor.
 void pack_rows(const StoredMatrix& m, int64_t first, std::byte* codes, std::byte* scales);
 
 // Dequantised f32 values of columns [first, first + count) of one row.

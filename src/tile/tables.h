@@ -20,20 +20,36 @@ static constexpr E4m3Bf16 e4m3_bf16() {
 }
 static constexpr E4m3Bf16 kE4m3Bf16 = e4m3_bf16();
 
-struct E4m3Split {  // positive codes only: the sign is added afterwards
+// Positive byte codes as two byte tables, for look-ups of 128 entries; bit 7 of a code is the sign.
+struct ByteTable {
   alignas(64) uint8_t high[128];
   alignas(64) uint8_t low[128];
 };
-static constexpr E4m3Split e4m3_split() {
-  E4m3Split t{};
+// MX formats look up values times 2^64: their scale is then one saturating subtraction of (191 - e) from the exponent,
+// which leaves zero at zero and needs no test. Negative zeros are not allowed in the codes: they would become huge.
+static constexpr int kScaledUp = 64 << 7;
+static constexpr ByteTable e4m3_bytes(int add) {
+  ByteTable t{};
   for (int code = 0; code < 128; ++code) {
-    t.high[code] = static_cast<uint8_t>(kE4m3Bf16.bits[code] >> 8);
-    t.low[code] = static_cast<uint8_t>(kE4m3Bf16.bits[code]);
+    const int b = code ? kE4m3Bf16.bits[code] + add : 0;
+    t.high[code] = static_cast<uint8_t>(b >> 8);
+    t.low[code] = static_cast<uint8_t>(b);
   }
   return t;
 }
-[[maybe_unused]] static constexpr E4m3Split kE4m3Split = e4m3_split();
+static constexpr ByteTable int8_bytes() {  // sign and magnitude: all of 0..127 are exact in bf16
+  ByteTable t{};
+  for (int code = 1; code < 128; ++code) {
+    int top = 0;
+    while (code >> (top + 1)) ++top;
+    const int b = (127 + top) << 7 | ((code << 7 >> top) & 127);
+    t.high[code] = static_cast<uint8_t>(b >> 8);
+    t.low[code] = static_cast<uint8_t>(b);
+  }
+  return t;
+}
+static constexpr ByteTable kE4m3Bytes = e4m3_bytes(0), kMxfp8Bytes = e4m3_bytes(kScaledUp), kInt8Bytes = int8_bytes();
 
-// e2m1: 0 .5 1 1.5 2 3 4 6, then the negatives
-alignas(32) static constexpr uint16_t kE2m1Bf16[16] = {0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
-                                                       0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
+// e2m1 times 2^64: 0 .5 1 1.5 2 3 4 6, then the negatives
+alignas(32) static constexpr uint16_t kE2m1Bf16[16] = {0x0000, 0x5f00, 0x5f80, 0x5fc0, 0x6000, 0x6040, 0x6080, 0x60c0,
+                                                       0x8000, 0xdf00, 0xdf80, 0xdfc0, 0xe000, 0xe040, 0xe080, 0xe0c0};

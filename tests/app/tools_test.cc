@@ -211,6 +211,7 @@ TEST(Bench, RunsEveryTestAtEveryDepth) {
       ASSERT_TRUE(j[i]["tokens_per_s"].is_number());  // NaN and Inf are null in JSON
       EXPECT_GT(j[i]["tokens_per_s"].get<double>(), 0);
       EXPECT_EQ(j[i]["stddev"], 0.0);
+      EXPECT_GT(j[i]["percent_of_bound"].get<double>(), 0);
       EXPECT_EQ(j[i]["threads"], 2);
       EXPECT_FALSE(j[i]["cpu"].get<std::string>().empty());
       EXPECT_GT(j[i]["peak_rss_bytes"].get<size_t>(), 0u);
@@ -219,6 +220,33 @@ TEST(Bench, RunsEveryTestAtEveryDepth) {
     EXPECT_EQ(j[5]["n_gen"], 0);
     EXPECT_EQ(j[5]["n_depth"], 70);
   }
+}
+
+// Kernels at real sizes, against ceilings of the same run.
+TEST(Bench, TimesKernels) {
+  const Ran ran = weft_command(
+      {"bench", "kernels", "gemm", "add_f32 1024x1024 m 1", "--hot", "-t", "1", "-r", "5", "--json"});
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  const Json j = ran.json();
+  ASSERT_EQ(j.size(), 2u);  // m 1, m 16
+  for (const Json& row : j) {
+    EXPECT_EQ(row["kernel"], "gemm");
+    EXPECT_EQ(row["threads"], 1);
+    EXPECT_GT(row["seconds"].get<double>(), 0);
+    EXPECT_GT(row["percent_of_bound"].get<double>(), 1);
+    for (const char* field : {"case", "isa", "cpu", "gflops", "gbs", "bound", "compare"})
+      EXPECT_TRUE(row.contains(field)) << field;
+  }
+  EXPECT_NEAR(j[0]["gflops"].get<double>() * j[0]["seconds"].get<double>(), 2 * 1024 * 1024 / 1e9, 1e-6);
+  EXPECT_NE(ran.err.find("gemm bf16 add_f32"), ran.err.npos);
+  EXPECT_EQ(weft_command({"bench", "kernels", "no such kernel"}).code, 2);
+  EXPECT_EQ(weft_command({"bench", "kernels", "gemm", "-r", "4"}).code, 2);
+  const Ran list = weft_command({"bench", "kernels", "--list", "moe"});
+  EXPECT_EQ(list.out.find("gemm"), list.out.npos);
+  EXPECT_NE(list.out.find("moe mxfp4"), list.out.npos);
+  const Ran machine = weft_command({"bench", "machine", "-t", "1", "--json"});
+  ASSERT_EQ(machine.code, 0) << machine.err;
+  for (const Json& row : machine.json()) EXPECT_GT(row["value"].get<double>(), 0) << row["what"];
 }
 
 TEST(Bench, PrintsATableAndChecksItsFlags) {

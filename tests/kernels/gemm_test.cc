@@ -1,7 +1,7 @@
 // Packed products of every weight format and epilogue against double precision; rows do not depend on their
 // company.
-#include "kernels/cases.h"
 #include "kernel_support.h"
+#include "kernels/cases.h"
 #include "reference.h"
 
 namespace weft::test {
@@ -270,12 +270,13 @@ TEST_P(Gemm, EveryCode) {
 
   g.w.format = WeightFormat::mxfp4;
   std::memset(codes.data(), 0, codes.size());
-  constexpr uint8_t kExponents[] = {2, 3, 60, 126, 127, 128, 134, 252};
+  constexpr uint8_t kExponents[] = {2, 3, 60, 126, 127, 128, 134, 191};
   for (int c = 0; c < 16; ++c)
     for (int i = 0; i < k; ++i) {
       scales.data()[i / 32 * 16 + c] = kExponents[(i / 32 + c) % 8];
+      const int nibble = (i + c) % 16 == 8 ? 0 : (i + c) % 16;
       codes.data()[i / 8 * 64 + 2 * (2 * c + i % 2) + i % 8 / 4] |=
-          static_cast<uint8_t>(((i + c) % 16) << (i % 8 / 2 % 2 * 4));
+          static_cast<uint8_t>(nibble << (i % 8 / 2 % 2 * 4));
     }
   machine().run(table().gemm, g, plain_step(k));
   for (int c = 0; c < 16; ++c)
@@ -283,6 +284,35 @@ TEST_P(Gemm, EveryCode) {
       ASSERT_EQ(out.get(i, c), std::ldexp(e2m1_to_float(static_cast<uint8_t>((i + c) % 16)),
                                           kExponents[(i / 32 + c) % 8] - 127))
           << "k " << i << " column " << c;
+
+  // byte codes: mxfp8 under the extremes its scales may have, int8 of every magnitude and sign
+  constexpr uint8_t kMxfp8Exponents[] = {10, 11, 60, 126, 127, 128, 134, 191};
+  for (const WeightFormat format : {WeightFormat::mxfp8, WeightFormat::int8}) {
+    g.w.format = format;
+    const bool mx = format == WeightFormat::mxfp8;
+    const auto code_of = [&](int i, int c) {
+      const auto code = static_cast<uint8_t>(i + c);
+      return code == 0x80 || (mx && (code & 0x7F) == 0x7F) ? uint8_t{0} : code;
+    };
+    for (int c = 0; c < 16; ++c) {
+      const float column = std::ldexp(1.5f, c - 8);
+      if (!mx) std::memcpy(scales.data() + 4 * c, &column, 4);
+      for (int i = 0; i < k; ++i) {
+        if (mx) scales.data()[i / 32 * 16 + c] = kMxfp8Exponents[(i / 32 + c) % 8];
+        codes.data()[i / 4 * 64 + 2 * (2 * c + i % 2) + i % 4 / 2] = code_of(i, c);
+      }
+    }
+    machine().run(table().gemm, g, plain_step(k));
+    for (int c = 0; c < 16; ++c)
+      for (int i = 0; i < k; ++i) {
+        const int code = code_of(i, c), magnitude = code & 0x7F;
+        const float expected =
+            mx ? std::ldexp(e4m3_to_float(static_cast<uint8_t>(code)),
+                            kMxfp8Exponents[(i / 32 + c) % 8] - 127)
+               : std::ldexp(1.5f, c - 8) * static_cast<float>(code & 0x80 ? -magnitude : magnitude);
+        ASSERT_EQ(out.get(i, c), expected) << cases::name(format) << " k " << i << " column " << c;
+      }
+  }
 }
 
 WEFT_KERNEL_TESTS(Gemm);

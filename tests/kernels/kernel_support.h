@@ -276,16 +276,36 @@ inline TestWeight random_weight(Random& random, WeightFormat format, int copies,
             uint8_t& scale = scales[i / 32 * kPanel + c];
             if (i % 32 == 0)
               scale = static_cast<uint8_t>(i == 0 && row % 5 == 0 ? 140 : 120 + random.below(8));
-            const auto nibble = static_cast<uint8_t>(random.below(16));
+            auto nibble = static_cast<uint8_t>(random.below(16));
+            if (nibble == 8) nibble = 0;  // -0 is not allowed
             lines[i / 8 * 64 + 2 * (2 * c + i % 2) + i % 8 / 4] |=
                 static_cast<uint8_t>(nibble << (i % 8 / 2 % 2 * 4));
             value = std::ldexp(static_cast<double>(e2m1_to_float(nibble)), scale - 127);
             break;
           }
+          case WeightFormat::mxfp8: {
+            uint8_t& scale = scales[i / 32 * kPanel + c];
+            if (i % 32 == 0) scale = static_cast<uint8_t>(112 + random.below(8));
+            auto code = static_cast<uint8_t>(random.bits());
+            if ((code & 0x7F) == 0x7F) code ^= 1;  // NaN
+            if (code == 0x80) code = 0;            // -0 is not allowed
+            lines[i / 4 * 64 + 2 * (2 * c + i % 2) + i % 4 / 2] = code;
+            value = std::ldexp(static_cast<double>(e4m3_to_float(code)), scale - 127);
+            break;
+          }
+          case WeightFormat::int8: {
+            const float scale = 0.01f * static_cast<float>(1 + row % 7);
+            std::memcpy(scales + 4 * c, &scale, 4);
+            const int q = random.below(255) - 127;
+            lines[i / 4 * 64 + 2 * (2 * c + i % 2) + i % 4 / 2] =
+                static_cast<uint8_t>(q < 0 ? 128 - q : q);
+            value = static_cast<double>(q) * scale;
+            break;
+          }
         }
       }
     }
-    if (format == WeightFormat::mxfp4)  // groups of columns that do not exist: any finite scale
+    if (format == WeightFormat::mxfp4 || format == WeightFormat::mxfp8)  // groups of columns that do not exist: any finite scale
       for (int panel = 0; panel < p.panels(); ++panel)
         for (int i = 0; i < groups * kPanel; ++i) {
           uint8_t& s = w.scales.data()[copy * p.scale_bytes() + panel * p.panel_scale_bytes() + i];

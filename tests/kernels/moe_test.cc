@@ -1,8 +1,8 @@
 // Router, expert sort and the two expert products.
 #include <set>
 
-#include "kernels/cases.h"
 #include "kernel_support.h"
+#include "kernels/cases.h"
 #include "reference.h"
 
 namespace weft::test {
@@ -228,6 +228,7 @@ struct World {
         start(c.experts + 2, -77),
         slot_token(expert.size() + 1, -77),
         slot_of(expert.size() + 1, -77),
+        progress(2 * c.experts + 2, -77),
         h(table, c.tokens * c.top_k, round_up(c.intermediate, kStep)),
         y(table, c.tokens * c.top_k, c.width + 5) {
     for (int t = 0; t < c.tokens; ++t) {
@@ -239,35 +240,30 @@ struct World {
     }
   }
   void sort(const KernelTable& table, Machine& machine) {
-    machine.run(
-        table.expert_sort,
-        {expert.data(), c.experts, c.top_k, active.data(), start.data(), slot_token.data(), slot_of.data()},
-        plain_step(c.tokens));
+    machine.run(table.expert_sort,
+                {expert.data(), c.experts, c.top_k, active.data(), start.data(), slot_token.data(),
+                 slot_of.data(), progress.data()},
+                plain_step(c.tokens));
   }
-  void run_up(const KernelTable& table, Machine& machine, int tasks, int threads) {
-    h.poison();
-    ExpertUpArgs a{};
-    a.x = x.data(), a.ld_x = x.ld(), a.w = up.packed, a.expert_codes = up.packed.code_bytes();
-    a.expert_scales = up.packed.scale_bytes(), a.active = active.data(), a.start = start.data(),
-    a.slot_token = slot_token.data();
-    a.experts = c.experts, a.top_k = c.top_k, a.intermediate = c.intermediate, a.act = c.act, a.h = h.data(),
-    a.ld_h = h.ld();
-    machine.run(table.expert_up, a, plain_step(c.tokens), tasks, threads);
-  }
-  void run_down(const KernelTable& table, Machine& machine, int tasks, int threads) {
-    y.poison();
-    ExpertDownArgs a{};
-    a.h = h.data(), a.ld_h = h.ld(), a.w = down.packed, a.expert_codes = down.packed.code_bytes();
-    a.expert_scales = down.packed.scale_bytes(), a.active = active.data(), a.start = start.data(),
-    a.experts = c.experts;
-    a.top_k = c.top_k, a.width = c.width, a.y = y.data(), a.ld_y = y.ld();
-    machine.run(table.expert_down, a, plain_step(c.tokens), tasks, threads);
+  void run(const KernelTable& table, Machine& machine, int tasks, int threads) {
+    sort(table, machine);
+    h.poison(), y.poison();
+    ExpertsArgs a{};
+    a.x = x.data(), a.ld_x = x.ld(), a.up = up.packed, a.down = down.packed;
+    a.up_codes = up.packed.code_bytes(), a.up_scales = up.packed.scale_bytes();
+    a.down_codes = down.packed.code_bytes(), a.down_scales = down.packed.scale_bytes();
+    a.active = active.data(), a.start = start.data(), a.slot_token = slot_token.data(),
+    a.progress = progress.data();
+    a.experts = c.experts, a.top_k = c.top_k, a.intermediate = c.intermediate, a.width = c.width,
+    a.act = c.act;
+    a.h = h.data(), a.ld_h = h.ld(), a.y = y.data(), a.ld_y = y.ld();
+    machine.run(table.experts, a, plain_step(c.tokens), tasks, threads);
   }
   MoeCase c;
   Random random;
   TestWeight up, down;
   OpRows x;
-  std::vector<int32_t> expert, active, start, slot_token, slot_of;
+  std::vector<int32_t> expert, active, start, slot_token, slot_of, progress;
   OpRows h;
   F32Rows y;
 };
@@ -318,19 +314,15 @@ TEST_P(Experts, UpAndDown) {
   for (const MoeCase& c : cases::moe_cases()) {
     SCOPED_TRACE(::testing::Message() << c);
     World w(table(), c, ++seed);
-    w.sort(table(), machine());
-    w.run_up(table(), machine(), 0, 2);
+    w.run(table(), machine(), 0, 2);
     const OpRows h = w.h;
-    for (const int tasks : {1, 3}) {
-      w.run_up(table(), machine(), tasks, tasks == 1 ? 1 : 2);
-      EXPECT_TRUE(h.same_bytes(w.h)) << "up, " << tasks << " tasks";
-    }
-    w.run_down(table(), machine(), 0, 2);
     const F32Rows y = w.y;
     for (const int tasks : {1, 3}) {
-      w.run_down(table(), machine(), tasks, tasks == 1 ? 1 : 2);
+      w.run(table(), machine(), tasks, tasks == 1 ? 1 : 2);
+      EXPECT_TRUE(h.same_bytes(w.h)) << "up, " << tasks << " tasks";
       EXPECT_TRUE(y.same_bytes(w.y)) << "down, " << tasks << " tasks";
     }
+    EXPECT_EQ(w.progress.back(), -77);
     Vec actual_h, actual_y;
     BoundedVec expected_h, expected_y;
     for (size_t i = 0; i < w.expert.size(); ++i) {
@@ -358,9 +350,7 @@ TEST_P(Experts, AloneOrInCompany) {
   for (const WeightFormat format : cases::kFormats) {
     const MoeCase c{format, 70, 4, 2, 130, 64, {}, 1};
     World w(table(), c, 7);
-    w.sort(table(), machine());
-    w.run_up(table(), machine(), 0, 2);
-    w.run_down(table(), machine(), 0, 2);
+    w.run(table(), machine(), 0, 2);
     for (const int t : {0, 17, 69}) {
       SCOPED_TRACE(::testing::Message() << c << " token " << t);
       MoeCase one = c;
@@ -368,9 +358,7 @@ TEST_P(Experts, AloneOrInCompany) {
       World alone(table(), one, 7);  // the same seed: the same weights
       std::copy_n(w.expert.begin() + static_cast<ptrdiff_t>(t) * 2, 2, alone.expert.begin());
       for (int i = 0; i < round_up(c.width, kStep); ++i) alone.x.set(0, i, w.x.get(t, i));
-      alone.sort(table(), machine());
-      alone.run_up(table(), machine(), 1, 1);
-      alone.run_down(table(), machine(), 1, 1);
+      alone.run(table(), machine(), 1, 1);
       for (int j = 0; j < 2; ++j) {
         EXPECT_TRUE(alone.h.same_row(alone.slot_of[j], w.h, w.slot_of[2 * t + j], 0, c.intermediate));
         EXPECT_TRUE(alone.y.same_row(alone.slot_of[j], w.y, w.slot_of[2 * t + j], 0, c.width));

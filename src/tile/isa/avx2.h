@@ -99,13 +99,36 @@ static inline __m256 high8(const bf16* p) {
 static inline V even(const bf16* line) { return {low8(line), low8(line + 16)}; }
 static inline V odd(const bf16* line) { return {high8(line), high8(line + 16)}; }
 
-static inline void expand_e4m3(bf16* dst, const uint8_t* line) {
-  for (int j = 0; j < 32; ++j) {
-    dst[j].bits = kE4m3Bf16.bits[line[2 * j]];
-    dst[32 + j].bits = kE4m3Bf16.bits[line[2 * j + 1]];
+static inline void prefetch(const void* p) { __builtin_prefetch(p); }
+static inline void expand_bytes(bf16* dst, const uint8_t* line, int lines, const ByteTable& table) {
+  for (int i = 0; i < 32 * lines; ++i)
+    for (int half = 0; half < 2; ++half) {
+      const int code = line[2 * i + half], at = code & 127;
+      dst[i / 32 * 64 + i % 32 + 32 * half].bits =
+          static_cast<uint16_t>(table.high[at] << 8 | table.low[at] | (code & 128) << 8);
+    }
+}
+// (191 - e) in the exponent of both lanes of columns 8 half .. 8 half + 7
+static inline __m256i scale_steps(const uint8_t* e8m0, int half) {
+  const __m256i d = _mm256_slli_epi32(
+      _mm256_sub_epi32(_mm256_set1_epi32(191),
+                       _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(e8m0 + 8 * half)))),
+      7);
+  return _mm256_or_si256(d, _mm256_slli_epi32(d, 16));
+}
+static inline void expand_mxfp8(bf16* dst, const uint8_t* line, const uint8_t* e8m0, int groups) {
+  for (int g = 0; g < groups; ++g, dst += 512, line += 512, e8m0 += 16) {
+    expand_bytes(dst, line, 8, kMxfp8Bytes);
+    for (int half = 0; half < 2; ++half) {
+      const __m256i steps = scale_steps(e8m0, half);
+      for (int i = 0; i < 16; ++i) {
+        __m256i* at = reinterpret_cast<__m256i*>(dst + 32 * i + 16 * half);
+        _mm256_storeu_si256(at, _mm256_subs_epu16(_mm256_loadu_si256(at), steps));
+      }
+    }
   }
 }
-static inline void expand_mxfp4(bf16* dst, const uint8_t* line, const uint8_t* e8m0) {
+static inline void expand_mxfp4(bf16* dst, const uint8_t* line, const uint8_t* e8m0, int groups) {
   // byte shuffles look up the high and low byte of the bf16 value of 16 nibbles at once
   alignas(16) uint8_t low[16], high[16];
   for (int i = 0; i < 16; ++i) {
@@ -114,24 +137,22 @@ static inline void expand_mxfp4(bf16* dst, const uint8_t* line, const uint8_t* e
   }
   const __m256i table_low = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(low)));
   const __m256i table_high = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(high)));
-  for (int half = 0; half < 2; ++half) {  // columns 0-7, 8-15
-    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 32 * half));
-    const __m256i e = _mm256_slli_epi32(
-        _mm256_sub_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(e8m0 + 8 * half))),
-                         _mm256_set1_epi32(127)),
-        7);
-    const __m256i add = _mm256_or_si256(_mm256_and_si256(e, _mm256_set1_epi32(0xffff)), _mm256_slli_epi32(e, 16));
-    for (int i = 0; i < 4; ++i) {
-      __m256i nibble = _mm256_and_si256(_mm256_srli_epi16(codes, 4 * i), _mm256_set1_epi16(15));
-      nibble = _mm256_or_si256(nibble, _mm256_slli_epi16(nibble, 8));
-      const __m256i v = _mm256_or_si256(
-          _mm256_and_si256(_mm256_shuffle_epi8(table_low, nibble), _mm256_set1_epi16(0xff)),
-          _mm256_slli_epi16(_mm256_shuffle_epi8(table_high, nibble), 8));
-      const __m256i none = _mm256_cmpeq_epi16(_mm256_and_si256(v, _mm256_set1_epi16(0x7fff)), _mm256_setzero_si256());
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + 32 * i + 16 * half),
-                          _mm256_add_epi16(v, _mm256_andnot_si256(none, add)));
+  for (int g = 0; g < groups; ++g, dst += 512, line += 256, e8m0 += 16)
+    for (int half = 0; half < 2; ++half) {  // columns 0-7, 8-15
+      const __m256i steps = scale_steps(e8m0, half);
+      for (int l = 0; l < 4; ++l) {
+        const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 64 * l + 32 * half));
+        for (int i = 0; i < 4; ++i) {
+          __m256i nibble = _mm256_and_si256(_mm256_srli_epi16(codes, 4 * i), _mm256_set1_epi16(15));
+          nibble = _mm256_or_si256(nibble, _mm256_slli_epi16(nibble, 8));
+          const __m256i v = _mm256_or_si256(
+              _mm256_and_si256(_mm256_shuffle_epi8(table_low, nibble), _mm256_set1_epi16(0xff)),
+              _mm256_slli_epi16(_mm256_shuffle_epi8(table_high, nibble), 8));
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + 128 * l + 32 * i + 16 * half),
+                              _mm256_subs_epu16(v, steps));
+        }
+      }
     }
-  }
 }
 static inline void transpose16(uint32_t* dst, const uint32_t* const* row) {
   for (int c = 0; c < 16; ++c)

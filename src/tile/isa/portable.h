@@ -74,22 +74,31 @@ static inline V load(const bf16* p) { V r; EACH r.v[i] = widen(p[i]); return r; 
 static inline V even(const bf16* line) { V r; EACH r.v[i] = widen(line[2 * i]); return r; }
 static inline V odd(const bf16* line) { V r; EACH r.v[i] = widen(line[2 * i + 1]); return r; }
 
-// Expands one 64-byte line of codes (packed.h) to two (e4m3) or four (mxfp4) bf16 lines.
-static inline void expand_e4m3(bf16* dst, const uint8_t* line) {
-  for (int j = 0; j < 32; ++j) {
-    dst[j].bits = kE4m3Bf16.bits[line[2 * j]];
-    dst[32 + j].bits = kE4m3Bf16.bits[line[2 * j + 1]];
+static inline void prefetch(const void* p) { __builtin_prefetch(p); }
+// Expand 64-byte lines of codes (packed.h) to bf16 lines: byte codes to two each, by a table.
+static inline void expand_bytes(bf16* dst, const uint8_t* line, int lines, const ByteTable& table) {
+  for (int i = 0; i < 32 * lines; ++i)
+    for (int half = 0; half < 2; ++half) {
+      const int code = line[2 * i + half], at = code & 127;
+      dst[i / 32 * 64 + i % 32 + 32 * half].bits =
+          static_cast<uint16_t>(table.high[at] << 8 | table.low[at] | (code & 128) << 8);
+    }
+}
+static inline uint16_t scaled_down(uint16_t x, int by) { return static_cast<uint16_t>(x > by ? x - by : 0); }
+// MX groups of 32 k: 8 lines of byte codes, or 4 lines of nibbles, and 16 scales each.
+static inline void expand_mxfp8(bf16* dst, const uint8_t* line, const uint8_t* e8m0, int groups) {
+  for (int g = 0; g < groups; ++g, dst += 512, line += 512, e8m0 += 16) {
+    expand_bytes(dst, line, 8, kMxfp8Bytes);
+    for (int i = 0; i < 512; ++i) dst[i].bits = scaled_down(dst[i].bits, (191 - e8m0[i % 32 / 2]) * 128);
   }
 }
-static inline void expand_mxfp4(bf16* dst, const uint8_t* line, const uint8_t* e8m0) {
-  for (int j = 0; j < 32; ++j) {
-    const int codes = line[2 * j] | line[2 * j + 1] << 8;
-    const int exponent = (e8m0[j / 2] - 127) * 128;
-    for (int i = 0; i < 4; ++i) {
-      const uint16_t b = kE2m1Bf16[codes >> (4 * i) & 15];
-      dst[32 * i + j].bits = static_cast<uint16_t>((b & 0x7fff) ? b + exponent : b);
+static inline void expand_mxfp4(bf16* dst, const uint8_t* line, const uint8_t* e8m0, int groups) {
+  for (int g = 0; g < groups; ++g, dst += 512, line += 256, e8m0 += 16)
+    for (int i = 0; i < 128; ++i) {
+      const int codes = line[2 * i] | line[2 * i + 1] << 8, by = (191 - e8m0[i % 32 / 2]) * 128;
+      for (int n = 0; n < 4; ++n)
+        dst[i / 32 * 128 + 32 * n + i % 32].bits = scaled_down(kE2m1Bf16[codes >> (4 * n) & 15], by);
     }
-  }
 }
 // dst[c] = row[c'] of 16 rows of 16 dwords, transposed
 static inline void transpose16(uint32_t* dst, const uint32_t* const* row) {
