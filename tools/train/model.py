@@ -101,14 +101,16 @@ class Indexer(nn.Module):
     def select(self, x, qr, key, top_k):
         """[B, T, S] booleans: the top_k best visible columns of every row, lower columns first among equals."""
         T, S = x.shape[1], key.shape[1]
-        score = self.score(x, qr, key).masked_fill(~ops.visible(S - T, T, S), -torch.inf)
         if S <= top_k:
             return None
-        if ops.FAST:  # ties of bf16 scores fall as they like
-            best = torch.topk(score, top_k, -1, sorted=False).indices
-        else:
-            best = torch.sort(score, stable=True, dim=-1, descending=True).indices[..., :top_k]
-        return torch.zeros_like(score, dtype=torch.bool).scatter_(-1, best, True)
+        if ops.FAST:
+            q = self.wq_b(qr).unflatten(-1, (self.heads, self.dim))
+            return torch.stack([ops.select(q[b], F.linear(x[b], self.weights_proj.weight.to(x.dtype)), key[b], top_k)
+                                for b in range(len(x))])
+        seen = ops.visible(S - T, T, S)
+        score = self.score(x, qr, key).masked_fill(~seen, -torch.inf)
+        best = torch.sort(score, stable=True, dim=-1, descending=True).indices[..., :top_k]
+        return torch.zeros_like(score, dtype=torch.bool).scatter_(-1, best, True) & seen
 
 
 class MlaAttention(nn.Module):

@@ -2,6 +2,7 @@
 // Plain loops, vectorised by the compiler (-O3 -march=native -ffast-math); ops.py compiles and wraps them, and
 // tests them against plain PyTorch. Why they exist: with AMX the matrix products take a fraction of a step, and
 // eager point-wise operations would take nearly all of it.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -214,6 +215,38 @@ void softmax_rows_backward(int64_t all, int64_t rows, int64_t columns, int64_t f
     bf16* d = dp + r * columns;
     for (int64_t i = 0; i < n; ++i) d[i] = down(scale * up(a[i]) * (up(d[i]) - delta[r]));
     memset(d + n, 0, (columns - n) * 2);
+  }
+}
+
+// Indexer: score = sum over heads of weight relu(dot), and the `top` best visible columns of every row as booleans.
+// dot [heads, rows, columns], weight [rows, heads]; of equal scores at the edge the lower columns are taken.
+void select_rows(int64_t heads, int64_t rows, int64_t columns, int64_t first, int64_t top, const bf16* dot,
+                 const float* weight, uint8_t* chosen) {
+  std::vector<float> score(columns), sorted(columns);
+  for (int64_t t = 0; t < rows; ++t) {
+    int64_t n = first + t + 1;
+    uint8_t* out = chosen + t * columns;
+    memset(out, 0, columns);
+    if (n <= top) {
+      memset(out, 1, n);
+      continue;
+    }
+    memset(score.data(), 0, n * 4);
+    for (int64_t h = 0; h < heads; ++h) {
+      const bf16* x = dot + (h * rows + t) * columns;
+      float a = weight[t * heads + h];
+      for (int64_t i = 0; i < n; ++i) {
+        float v = up(x[i]);
+        score[i] += a * (v > 0 ? v : 0);
+      }
+    }
+    memcpy(sorted.data(), score.data(), n * 4);
+    std::nth_element(sorted.begin(), sorted.begin() + (n - top), sorted.begin() + n);
+    float edge = sorted[n - top];
+    int64_t left = top;
+    for (int64_t i = 0; i < n; ++i) left -= out[i] = score[i] > edge;
+    for (int64_t i = 0; i < n && left > 0; ++i)
+      if (score[i] == edge) out[i] = 1, --left;
   }
 }
 }

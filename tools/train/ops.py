@@ -283,6 +283,21 @@ def attend(q, k, v, selected=None):
     return Attend.apply(q, k, v, selected) if FAST else attend_reference(q, k, v, selected)
 
 
+def select(q, weight, key, top):
+    """q [T, H, d], weight [T, H], key [S, d] -> [T, S] booleans, the top best of the visible columns."""
+    T, S = len(q), len(key)
+    chosen = torch.zeros(T, S, dtype=torch.bool)
+    weight = weight.float().contiguous()
+    for row in range(0, T, ROWS):
+        end = min(row + ROWS, T)
+        columns = S - T + end
+        dot = torch.matmul(q[row:end].transpose(0, 1), key[:columns].t()).contiguous()
+        block = torch.empty(end - row, columns, dtype=torch.bool)
+        run("select_rows", q.shape[1], end - row, columns, S - T + row, top, dot, weight[row:end].contiguous(), block)
+        chosen[row:end, :columns] = block
+    return chosen
+
+
 def test():
     """Largest error of every output and gradient of the C++ forms, relative to the rms of the exact value."""
     global FAST
@@ -326,6 +341,13 @@ def test():
     some[:, :, 0] = True
     compare("attend selected", lambda *x: attend(*x, some), [r(2, 3, 700, 64), r(2, 3, 800, 64), r(2, 3, 800, 64)],
             {0, 1, 2})
+    q, weight, key = r(600, 8, 32).bfloat16(), r(600, 8), r(700, 32).bfloat16()
+    dot = torch.relu(torch.einsum("thd,sd->ths", q, key)).float()
+    score = (dot * weight.unsqueeze(-1)).sum(1).masked_fill(~visible(100, 600, 700), -torch.inf)
+    want = torch.zeros_like(score, dtype=torch.bool).scatter_(-1, torch.topk(score, 50, -1).indices, True)
+    agree = float((select(q, weight, key, 50) & want).sum() / want.sum())
+    print("select agrees", agree)
+    assert agree > 0.995
 
 
 if __name__ == "__main__":
