@@ -73,3 +73,28 @@ def bits_per_byte(model, text, window=2048, **how):
         hidden, _ = model(piece[:-1].unsqueeze(0), **how)
         nats += float(torch.nn.functional.cross_entropy(model.logits(hidden[0]).float(), piece[1:], reduction="sum"))
     return nats / math.log(2) / len(text.encode())
+
+
+def main():
+    import sys
+    from train import build
+    torch.set_num_threads(1)
+    ops.FAST = True
+    model = build()
+    model.load_state_dict(torch.load(sys.argv[1], weights_only=False)["model"])
+    lengths = [int(x) for x in sys.argv[2].split(",")] if len(sys.argv) > 2 else [512, 1024, 2048, 4096, 8192, 16384]
+    trials = int(sys.argv[3]) if len(sys.argv) > 3 else 20
+    filler = sentences(data.WORK + "/haystack.txt")
+    prose = open(data.WORK + "/prose.txt").read()
+    for mode in ("dense", "sparse"):
+        print(f"{mode}: {bits_per_byte(model, prose, mode=mode):.3f} bits/byte in windows of 2048")
+    for length in lengths:
+        for count in (1, 8, 32):
+            if count * 40 < length:
+                cells = " ".join(f"{mode} {100 * needle(model, filler, length, count, trials, mode=mode)[0]:.0f} %"
+                                 for mode in ("dense", "sparse", "recent"))
+                print(f"{length} tokens, {count} facts, {trials} trials: {cells}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

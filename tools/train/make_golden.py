@@ -45,12 +45,12 @@ def selected_lists(chosen, tokens, top_k):
 
 def prompts():
     prose = open(data.WORK + "/prose.txt").read()
-    out = [data.encode(prose[at:at + 400])[:20] for at in (1200, 40000, 80000)]
+    out = [data.encode(prose[at:at + 400])[:12] for at in (1200, 40000, 80000)]
     chat = tasks.Ids()
     dialog = tasks.Chat(chat, False)
     dialog.user("The secret code of amber falcon is 482913. What is the secret code of amber falcon?")
     dialog.prompt()
-    long = data.encode(prose[20000:21000])[:152]  # longer than the 128 rows a query reads
+    long = data.encode(prose[20000:21000])[:136]  # longer than the 128 rows a query reads
     return [torch.tensor(x) for x in out + [chat.ids, long]]
 
 
