@@ -145,7 +145,7 @@ class MlaAttention(nn.Module):
             T, S = x.shape[1], key.shape[1]
             selected = (ops.visible(S - T, T, S) & ~ops.visible(S - T - c.top_k, T, S)).expand(x.shape[0], -1, -1)
         if trace is not None:
-            trace.append((x.detach(), qr.detach(), key, q.detach(), k.detach(), selected))
+            trace.append((x.detach(), qr.detach(), key, q, k, selected))
         o = ops.attend(q, k, v, selected).transpose(1, 2).flatten(-2)
         return self.o_proj(o * torch.sigmoid(self.g_proj(x))), kept
 

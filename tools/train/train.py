@@ -40,6 +40,33 @@ def balance_loss(model):
     return total / len(gates(model))
 
 
+def source_loss(trace, ids, kinds, heads=2):
+    """How well the first heads of every MLA layer attend to what an answer token is copied from: tokens equal to it
+    whose four predecessors are alike too. Left to itself the model puts all retrieval into the KDA states, which hold
+    a few facts over a few hundred tokens, and the MLA layers never start to look anything up."""
+    inputs, targets = ids[:, :-1], ids[:, 1:]
+    total, rows = 0.0, 0
+    for b in range(len(ids)):
+        t = (kinds[b] == ANSWER).nonzero().flatten()
+        t = t[torch.randperm(len(t))[:1024 // len(ids)]]
+        same = inputs[b] == targets[b, t].unsqueeze(-1)
+        for back in range(4):
+            earlier = torch.nn.functional.pad(inputs[b], (1 + back, 0), value=-1)[:inputs.shape[1]]
+            same &= earlier == inputs[b, (t - back).clamp(min=0)].unsqueeze(-1)
+        unseen = torch.arange(inputs.shape[1]) > t.unsqueeze(-1)
+        same &= ~unseen
+        found = same.any(-1)
+        if not found.any():
+            continue
+        t, same, unseen = t[found], same[found], unseen[found]
+        rows += len(t)
+        for _, _, _, q, k, _ in trace:
+            score = (q[b, :heads, t] @ k[b, :heads].transpose(1, 2)).float() * q.shape[-1]**-0.5
+            p = torch.log_softmax(score.masked_fill(unseen, -1e30), -1)
+            total = total - torch.logsumexp(p.masked_fill(~same, -1e30), -1).sum()
+    return total / (heads * len(trace) * max(1, rows))
+
+
 @torch.no_grad()
 def move_biases(model, step):
     for g in gates(model):
@@ -63,7 +90,7 @@ class Run:
             self.stage = args.stage
         self.filler = evaluate.sentences(data.WORK + "/haystack.txt")
         self.prose = open(data.WORK + "/prose.txt").read()[:30000]
-        self.load_seen = 0
+        self.load_seen, self.guide = 0, 0.0
         self.csv = open(f"{data.WORK}/{args.name}.csv", "a", buffering=1)
         if self.csv.tell() == 0:
             self.csv.write("hours,tokens,length,answers_hit,answer_loss,text_loss,needle8,needle8_whole,needle1,"
@@ -88,13 +115,16 @@ class Run:
         shorter = self.stage > 2 and self.sampler.rng.random() < 0.25
         stage = STAGES[self.sampler.rng.randrange(2, self.stage) if shorter else self.stage]
         ids, kinds = self.sampler.batch(stage)
-        hidden, _ = self.model(ids[:, :-1])
+        trace = [] if self.args.sources else None
+        hidden, _ = self.model(ids[:, :-1], mode=self.args.mode, trace=trace)
+        guide = source_loss(trace, ids, kinds) if trace else 0.0
         weights, kinds = loss_weights(kinds).flatten(), kinds.flatten()
         known = kinds.nonzero().flatten()
         logits = self.model.logits(hidden.flatten(0, 1)[known])
         total, loss, hit = ops.cross_entropy(logits, ids[:, 1:].flatten()[known], weights[known])
         balance = 0.02 if self.optimiser.steps < 200 else 0.002
-        (total + balance * balance_loss(self.model)).backward()
+        (total + balance * balance_loss(self.model) + self.args.sources * guide).backward()
+        self.guide = 0.95 * self.guide + 0.05 * float(guide.detach() if torch.is_tensor(guide) else guide)
         if not torch.isfinite(total.detach()):
             raise SystemExit("the loss is not a number: the checkpoint is kept as it was")
         self.optimiser.step(rate * min(1.0, (self.optimiser.steps + 1) / 20))
@@ -113,8 +143,8 @@ class Run:
         length = stage["length"]
         count = 4 if length < 256 else 8
         trials = max(8, min(30, 16384 // length))
-        value, whole = evaluate.needle(self.model, self.filler, max(length, 256), count, trials, seed=self.tokens)
-        single, _ = evaluate.needle(self.model, self.filler, max(length, 256), 1, max(6, trials // 3), seed=self.tokens)
+        value, whole = evaluate.needle(self.model, self.filler, max(length, 256), count, trials, seed=self.tokens, mode=self.args.mode)
+        single, _ = evaluate.needle(self.model, self.filler, max(length, 256), 1, max(6, trials // 3), seed=self.tokens, mode=self.args.mode)
         bits = evaluate.bits_per_byte(self.model, self.prose, min(2048, max(512, length)))
         load = self.load_seen / self.load_seen.sum(-1, keepdim=True) * 2
         row = [self.seconds / 3600, self.tokens, length, *means, value, whole, single, bits, float(load.min()),
@@ -145,7 +175,7 @@ class Run:
             self.seconds += min(now - last, 20.0)
             last = now
             if n % 20 == 0 and n <= 100:
-                print(n, [round(x / n, 3) for x in means], f"{(self.tokens - tokens) / (now - scored):.0f} tokens/s", flush=True)
+                print(n, [round(x / n, 3) for x in means], f"sources {self.guide:.2f},", f"{(self.tokens - tokens) / (now - scored):.0f} tokens/s", flush=True)
             if now - scored > args.every * 60:
                 self.evaluate([x / n for x in means], (self.tokens - tokens) / (now - scored))
                 scored = last = time.monotonic()
@@ -168,6 +198,8 @@ if __name__ == "__main__":
     p.add_argument("--start", default="")
     p.add_argument("--stage", type=int, default=-1)
     p.add_argument("--longest", type=int, default=16384)
+    p.add_argument("--mode", default="dense", help="dense, or sparse: through the (frozen) indexers' selections")
+    p.add_argument("--sources", type=float, default=0.0, help="weight of source_loss")
     p.add_argument("--every", type=float, default=2.0, help="minutes between scores")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--threads", type=int, default=1)
