@@ -15,8 +15,8 @@ STAGES = [
     dict(length=256, batch=16, text=0.15, repeats=0.60, facts=12, gate=0.90),
     dict(length=512, batch=8, text=0.30, repeats=0.40, facts=24, gate=0.85),
     dict(length=1024, batch=4, text=0.40, repeats=0.25, facts=32, gate=0.85),
-    dict(length=2048, batch=2, text=0.50, repeats=0.15, facts=32, gate=0.85),
-    dict(length=4096, batch=1, text=0.50, repeats=0.10, facts=32, gate=0.85),
+    dict(length=2048, batch=2, text=0.35, repeats=0.20, facts=32, gate=0.85),
+    dict(length=4096, batch=1, text=0.35, repeats=0.10, facts=32, gate=0.85),
     dict(length=8192, batch=1, text=0.40, repeats=0.05, facts=32, gate=0.85),
     dict(length=16384, batch=1, text=0.40, repeats=0.05, facts=32, gate=0.95),
 ]

@@ -148,15 +148,15 @@ def score(args):
     mtp.load_state_dict(torch.load(args.out)["model"])
     dspark.load_state_dict(torch.load(args.third)["model"])
     prose = data.encode(open(data.WORK + "/prose.txt").read())
-    cases = {"held-out text": [torch.tensor(prose[i:i + 1024]) for i in range(0, 12288, 1024)],
-             "greedy text": [generate(model, prose[i:i + 128], 256) for i in range(0, 24000, 2000)]}
+    cases = {"held-out text": [torch.tensor(prose[i:i + 1024]) for i in range(0, 8192, 1024)],
+             "greedy text": [generate(model, prose[i:i + 128], 128) for i in range(0, 24000, 4000)]}
     for name, texts in cases.items():
         first = 8 if name == "held-out text" else 128
         pairs = [agreement(model, mtp, dspark, ids, first) for ids in texts]
         one = float(torch.cat([p[0] for p in pairs]).mean())
         slots = torch.cat([p[1] for p in pairs]).mean(0).tolist()
         print(f"{name}: MTP-1 {1 + one:.2f} tokens a step; DSpark {1 + sum(slots):.2f}, slots " +
-              " ".join(f"{s:.2f}" for s in slots))
+              " ".join(f"{s:.2f}" for s in slots), flush=True)
 
 
 if __name__ == "__main__":

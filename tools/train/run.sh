@@ -15,8 +15,8 @@ run() { echo "== $*"; python3 "$here/$@"; }
 [ -f "$work/vocab/tiktoken.model" ] || run data.py vocab
 [ -f "$work/train.u16" ] || run data.py encode
 # The trunk reads densely; stages are entered on scores (batches.py). Then the learning rate falls to zero.
-[ -f "$work/trunk.done" ] || { run train.py trunk --minutes "${TRUNK_MINUTES:-600}"; touch "$work/trunk.done"; }
-[ -f "$work/cooled.done" ] || { run train.py cooled --start "$work/trunk.pt" --minutes "${COOL_MINUTES:-120}" \
+[ -f "$work/trunk.done" ] || { run train.py trunk --sources 0.2 --minutes "${TRUNK_MINUTES:-600}"; touch "$work/trunk.done"; }
+[ -f "$work/cooled.done" ] || { run train.py cooled --start "$work/trunk.pt" --sources 0.1 --minutes "${COOL_MINUTES:-120}" \
   --decay "${COOL_MINUTES:-120}"; touch "$work/cooled.done"; }
 [ -f "$work/model.pt" ] || run indexer.py "$work/cooled.pt" "$work/model.pt" --steps 200
 [ -f "$work/mtp.pt" ] || run draft.py train mtp "$work/model.pt" "$work/mtp.pt" --steps 400
