@@ -69,8 +69,8 @@ INSTANTIATE_TEST_SUITE_P(Folders, Tiny,
                                             ::testing::ValuesIn(test::usable_tables(true))),
                          where_name);
 
-// The trained model against its PyTorch trainer's logits, in double from the stored weights: real activations,
-// with the outliers that random weights lack, and one prompt longer than the top-k.
+// The trained model against its PyTorch trainer's logits, in double from the stored weights: real
+// activations, with the outliers that random weights lack, and one prompt longer than the top-k.
 class Trained : public ::testing::TestWithParam<const KernelTable*> {};
 TEST_P(Trained, Verifies) {
   expect_verified(test::tiny_folder("weft-small"), *GetParam(), 1, {0, 7});
