@@ -91,7 +91,7 @@ Engine::Engine(const EngineOptions& options) {
   caches_ = std::make_unique<Caches>(model_->cache_shape(), limits_);
   model_->bind(*caches_, *team_);
   batch_ = std::make_unique<Batch>(options.chunk, build.max_logits, options.sequences, limits_.max_tokens);
-  sampler_ = std::make_unique<Sampler>(model_->config().vocab);
+  sampler_ = std::make_unique<Sampler>(model_->config().vocab, tokenizer_ ? tokenizer_->vocab_size() : INT32_MAX);
   end_tokens_ = {model_->config().stop.begin(), model_->config().stop.end()};
   if (tokenizer_)
     for (const std::string& name : chat().stops())
@@ -256,7 +256,7 @@ std::string Engine::text_of(Running& r, int32_t token) {
   try {
     return r.detokenizer->push(token);
   } catch (const Error&) {
-    return "";  // a row of the vocabulary that pads the model: the tokenizer has no text for it
+    return "";  // an id that the tokenizer leaves out between others
   }
 }
 

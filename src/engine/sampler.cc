@@ -97,7 +97,8 @@ void SamplingParams::validate(int vocab) const {
   if (logprobs < -1 || logprobs > vocab) usage("logprobs is {}: give a number from 0 to {}", logprobs, vocab);
 }
 
-Sampler::Sampler(int vocab) : counts_(vocab, 0) {}
+Sampler::Sampler(int vocab, int known)
+    : known_(static_cast<size_t>(std::min(vocab, known))), counts_(vocab, 0) {}
 
 // The row with bias and penalties applied: `logits` itself when there are none.
 std::span<const float> Sampler::adjust(const SamplingParams& params, std::span<const float> logits,
@@ -174,11 +175,12 @@ int32_t Sampler::draw(uint64_t seed, uint64_t position) const {
   return winner;
 }
 
-Sample Sampler::sample(const SamplingParams& params, std::span<const float> logits, const History& history) {
-  WEFT_CHECK(logits.size() == counts_.size(), "{} logits for {} tokens", logits.size(), counts_.size());
+Sample Sampler::sample(const SamplingParams& params, std::span<const float> all, const History& history) {
+  WEFT_CHECK(all.size() == counts_.size(), "{} logits for {} tokens", all.size(), counts_.size());
   WEFT_CHECK(history.prompt <= history.tokens.size());
+  const std::span<const float> logits = all.first(known_);
   const int32_t first = checked_argmax(logits);
-  const std::span<const float> row = adjust(params, logits, history);
+  const std::span<const float> row = adjust(params, all, history).first(known_);
   const int32_t best = row.data() == logits.data() ? first : checked_argmax(row);
 
   Sample sample;

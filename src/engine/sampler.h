@@ -66,7 +66,9 @@ struct Sample {
 // time.
 class Sampler {
  public:
-  explicit Sampler(int vocab);
+  // Only the first `known` tokens are ever sampled, or counted in a distribution: the rows behind pad the
+  // model, and no tokenizer has text for them. They may still stand in a prompt.
+  explicit Sampler(int vocab, int known = INT32_MAX);
 
   // logits: [vocab], -inf = impossible. `params` must have passed validate(vocab).
   // Error: NaN or +inf in the row, or nothing but -inf. The caller knows, and adds, request and layer.
@@ -84,6 +86,7 @@ class Sampler {
   void top_p(double p);
   int32_t draw(uint64_t seed, uint64_t position) const;
 
+  size_t known_;
   std::vector<float> adjusted_;
   std::vector<int32_t> counts_;  // [vocab], all zero between calls
   std::vector<Candidate> candidates_;

@@ -146,6 +146,19 @@ TEST_F(Cli, TokenIdsOutsideTheVocabularyAreRefused) {
 }
 
 // R14: whatever forces the likeliest token gives the greedy text.
+// Half of this model's vocabulary is beyond its tokenizer.
+TEST_F(Cli, RowsThatPadTheVocabularyAreNeverSampled) {
+  const Folder folder;
+  const std::string model = make_model(folder, "kimi_linear", "kimi_small", {"--vocab", "16384"});
+  const Ran ran = run({"run", model, "--ids", "-p", "1 2 16000", "-n", "64", "--temp", "3", "--top-p", "1",
+                       "--seed", "1", "-q", "--ignore-eos"});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  std::istringstream ids(ran.out);
+  int count = 0;
+  for (int id; ids >> id; ++count) EXPECT_LT(id, 8192);
+  EXPECT_EQ(count, 64);
+}
+
 TEST_F(Cli, ExtremeSamplingValuesMeanWhatTheySay) {
   const auto text = [&](const Arguments& more) {
     Arguments all = {"run", model_, "-p", "The", "-n", "16", "--seed", "7", "-q", "--ignore-eos"};

@@ -360,5 +360,28 @@ TEST(SamplingParams, RefuseByName) {
   for (const SamplingParams& params : good) EXPECT_NO_THROW(params.validate(50));
 }
 
+// Rows that pad the vocabulary are the likeliest here, and never come.
+TEST(Sampler, LeavesOutWhatNoTokenizerKnows) {
+  const std::vector<float> row = {0, 1, 0.5f, 2, 1, 9, 3, 7};
+  const std::vector<int32_t> history = {7, 5, 1};
+  Sampler sampler(8, 5);
+  SamplingParams params;
+  params.temperature = 0;
+  EXPECT_EQ(sampler.sample(params, row, {history, 2}).token, 3);
+  params.temperature = 2;
+  params.repetition_penalty = 1.5;
+  params.logit_bias = {{6, 50.0}};
+  params.logprobs = 8;
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    params.seed = seed;
+    const Sample sample = sampler.sample(params, row, {history, 2});
+    EXPECT_LT(sample.token, 5);
+    double sum = 0;
+    ASSERT_EQ(sample.alternatives.size(), 5u);
+    for (const TokenLogprob& t : sample.alternatives) sum += std::exp(t.logprob);
+    EXPECT_NEAR(sum, 1, 1e-5);
+  }
+}
+
 }  // namespace
 }  // namespace weft
