@@ -65,8 +65,8 @@ int parse_and_run(int argc, char** argv) {
   app.formatter(std::make_shared<PlainFormatter>());
   // A later flag wins, so that a script's flags can be overridden by appending.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  for (auto add : {add_run, add_chat, add_ask, add_tokenize, add_inspect, add_plan, add_synth, add_verify,
-                   add_eval, add_bench, add_isa})
+  for (auto add : {add_run, add_chat, add_ask, add_tokenize, add_inspect, add_plan, add_synth, add_quantize,
+                   add_verify, add_eval, add_bench, add_isa})
     add(app);
   app.footer(kFooter);  // after them: they would inherit it
   try {
@@ -124,6 +124,11 @@ void add_engine_flags(CLI::App& sub, CommonFlags& flags, bool positional) {
       ->type_name("MODE")
       ->check(CLI::IsMember({"super", "streams", "ops"}));
   add_dsa_flag(sub, flags.dsa);
+  sub.add_option(
+         "--tier", flags.tier,
+         "Formats of the parts: bf16 (default: as the checkpoint stores them), int8-experts, fp8-experts, "
+         "mxfp8-experts, fp4-experts, or a file")
+      ->type_name("NAME");
   sub.add_flag("!--no-memory-check", flags.check_memory,
                "Load even if the plan exceeds the memory available");
 }
@@ -152,6 +157,7 @@ EngineOptions engine_options(const CommonFlags& flags) {
                                           : MlaForm::automatic;
   options.exec = exec_mode(flags.exec);
   options.dsa = dsa_mode(flags.dsa);
+  options.tier = read_tier(flags.tier);
   options.check_memory = flags.check_memory;
   return options;
 }

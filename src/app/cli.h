@@ -41,12 +41,13 @@ struct CommonFlags {
   std::string mla = "auto";    // --mla: auto, absorbed, expanded
   std::string dsa = "sparse";  // --dsa: sparse, dense, recent
   std::string exec = "super";  // --exec: ops, streams, super
+  std::string tier = "bf16";   // --tier: a name or a file
   bool check_memory = true;    // --no-memory-check clears it
 };
 
 // -m/--model DIR, also as the first positional argument unless that is for something else; required.
 void add_model_flag(CLI::App& sub, CommonFlags& flags, bool positional = true);
-// -m as above, -t, -c, -b, --isa, --mla, --exec, --dsa, --no-memory-check.
+// -m as above, -t, -c, -b, --isa, --mla, --exec, --dsa, --tier, --no-memory-check.
 // Not positional where other arguments are.
 void add_engine_flags(CLI::App& sub, CommonFlags& flags, bool positional = true);
 EngineOptions engine_options(const CommonFlags& flags);
@@ -60,6 +61,7 @@ void add_isa(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_synth(CLI::App& app);
+void add_quantize(CLI::App& app);
 void add_verify(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_ask(CLI::App& app);

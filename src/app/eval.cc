@@ -10,6 +10,7 @@ void add_eval(CLI::App& app) {
   add_eval_kld(*sub);
   add_eval_needle(*sub);
   add_eval_overlap(*sub);
+  add_eval_tiers(*sub);
 }
 
 }  // namespace weft

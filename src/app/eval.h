@@ -9,5 +9,6 @@ void add_eval_ppl(CLI::App& eval);
 void add_eval_kld(CLI::App& eval);
 void add_eval_needle(CLI::App& eval);
 void add_eval_overlap(CLI::App& eval);
+void add_eval_tiers(CLI::App& eval);
 
 }  // namespace weft

@@ -18,10 +18,11 @@ struct PlanFlags {
 };
 
 struct Plan {
-  std::string model, family, isa;
+  std::string model, family, isa, tier;
   int context = 0, sequences = 0, checkpoints = 0, chunk = 0, threads = 0;
   MemoryPlan memory;
-  size_t state_per_sequence = 0, available = 0;
+  size_t state_per_sequence = 0, available = 0, experts = 0;
+  std::string expert_format;
 };
 
 Plan make_plan(const PlanFlags& flags) {
@@ -34,6 +35,7 @@ Plan make_plan(const PlanFlags& flags) {
   plan.model = model.checkpoint().path();
   plan.family = model.config().family;
   plan.isa = kernels.isa;
+  plan.tier = options.tier.name;
   plan.chunk = options.chunk;
   plan.sequences = flags.sequences;
   plan.checkpoints = model.cache_shape().slot_bytes ? flags.checkpoints : 0;
@@ -43,6 +45,11 @@ Plan make_plan(const PlanFlags& flags) {
   plan.memory = model.memory(limits, plan.threads);
   plan.state_per_sequence = model.cache_shape().slot_bytes;
   plan.available = available_memory();
+  for (const Matrix& m : model.parts().weights.matrices)
+    if (is_routed_expert(m.sources[0]->name)) {
+      plan.experts += m.bytes();
+      plan.expert_format = format_name(m.w.format);
+    }
   return plan;
 }
 
@@ -54,12 +61,14 @@ Json plan_json(const Plan& p) {
   Json out = {{"model", p.model},
               {"family", p.family},
               {"isa", p.isa},
+              {"tier", p.tier},
               {"context", p.context},
               {"sequences", p.sequences},
               {"checkpoints", p.checkpoints},
               {"chunk", p.chunk},
               {"threads", p.threads},
               {"weights_bytes", p.memory.weights},
+              {"expert_bytes", p.experts},
               {"latent_bytes", p.memory.latent},
               {"index_bytes", p.memory.index},
               {"state_bytes", p.memory.state},
@@ -67,6 +76,7 @@ Json plan_json(const Plan& p) {
               {"scratch_bytes", p.memory.scratch},
               {"total_bytes", p.memory.total()},
               {"fits", fits(p)}};
+  out["expert_format"] = p.experts ? Json(p.expert_format) : Json();
   out["available_bytes"] = p.available ? Json(p.available) : Json();  // null: the system does not say
   return out;
 }
@@ -78,6 +88,7 @@ void print_plan(const Plan& p) {
     fmt::print("  {:<9} {:>16} bytes {:>11}  {}\n", what, bytes, human_bytes(bytes), note);
   };
   line("weights", p.memory.weights, "packed");
+  if (p.experts) line(" experts", p.experts, fmt::format("of them, {}", p.expert_format));
   line("latent", p.memory.latent, "MLA cache");
   line("index", p.memory.index, "indexer keys");
   line("state", p.memory.state,

@@ -30,25 +30,6 @@ void write_text(const fs::path& path, const std::string& text) {
   if (!out) fail("{}: cannot write it: is the disk full, or the folder read-only?", printable(path.string()));
 }
 
-// A folder that is empty of models; made if absent.
-void prepare_folder(const fs::path& folder, size_t bytes) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (!fs::is_directory(folder))
-    fail("{}: cannot make this folder: {}", printable(folder.string()),
-         error ? error.message() : "a file is there");
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (name == "config.json" || name.ends_with(".safetensors") || name.ends_with(".index.json"))
-      usage("-o {}: already holds {}; choose another folder, or delete it", printable(folder.string()),
-            printable(name));
-  }
-  const fs::space_info space = fs::space(folder, error);
-  if (!error && space.available < bytes)
-    fail("{}: the model needs {:.2f} GB but only {:.2f} GB are free there", printable(folder.string()),
-         bytes / 1e9, static_cast<double>(space.available) / 1e9);
-}
-
 void copy_tokenizer(const std::string& from, const fs::path& to, int vocab) {
   const auto tokenizer = Tokenizer::load(from);
   if (tokenizer->vocab_size() > vocab)
@@ -116,6 +97,24 @@ std::vector<std::pair<size_t, size_t>> cut_shards(const std::vector<SynthTensor>
 
 }  // namespace
 
+void prepare_model_folder(const fs::path& folder, size_t bytes) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (!fs::is_directory(folder))
+    fail("{}: cannot make this folder: {}", printable(folder.string()),
+         error ? error.message() : "a file is there");
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (name == "config.json" || name.ends_with(".safetensors") || name.ends_with(".index.json"))
+      usage("-o {}: already holds {}; choose another folder, or delete it", printable(folder.string()),
+            printable(name));
+  }
+  const fs::space_info space = fs::space(folder, error);
+  if (!error && space.available < bytes)
+    fail("{}: the model needs {:.2f} GB but only {:.2f} GB are free there", printable(folder.string()),
+         bytes / 1e9, static_cast<double>(space.available) / 1e9);
+}
+
 SynthReport synthesize(const SynthSpec& spec, const std::string& directory, const std::string& tokenizer,
                        int threads) {
   check_synth(spec);
@@ -124,7 +123,7 @@ SynthReport synthesize(const SynthSpec& spec, const std::string& directory, cons
   for (const SynthTensor& t : tensors) report.bytes += t.bytes();
   report.parameters = synth_parameters(tensors);
   const fs::path folder = directory;
-  prepare_folder(folder, report.bytes);
+  prepare_model_folder(folder, report.bytes);
   if (!tokenizer.empty()) copy_tokenizer(tokenizer, folder, spec.vocab);
 
   Team team(threads > 0 ? threads : default_threads().threads);

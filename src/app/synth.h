@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -71,8 +72,12 @@ struct SynthTensor {
 // Layer by layer, so that a shard holds whole layers.
 std::vector<SynthTensor> synth_tensors(const SynthSpec& spec);
 Json synth_config(const SynthSpec& spec);
+Json quantization_config(SynthFormat format);  // as the releases write it; bf16: null
 // Values that a reader sees: scales are not counted, an MXFP4 byte is two.
 size_t synth_parameters(const std::vector<SynthTensor>& tensors);
+
+// A folder that is empty of models, with room for so many bytes; made if absent. error: it is neither.
+void prepare_model_folder(const std::filesystem::path& folder, size_t bytes);
 
 struct SynthReport {
   size_t bytes = 0, parameters = 0;

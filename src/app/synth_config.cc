@@ -255,6 +255,12 @@ Json deepseek_v32(const SynthSpec& s) {
 
 }  // namespace
 
+Json quantization_config(SynthFormat format) {
+  return format == SynthFormat::mxfp4 ? mxfp4_quantization()
+         : format == SynthFormat::fp8 ? fp8_quantization()
+                                      : Json();
+}
+
 Json synth_config(const SynthSpec& s) {
   if (s.k3()) return kimi_k3(s);
   if (s.kimi()) return kimi_linear(s);

@@ -58,6 +58,7 @@ BuildOptions build_options(const EngineOptions& options) {
   build.mla = options.mla;
   build.exec = options.exec;
   build.dsa = options.dsa;
+  build.tier = options.tier;
   return build;
 }
 

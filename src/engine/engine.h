@@ -29,6 +29,7 @@ struct EngineOptions {
   MlaForm mla = MlaForm::automatic;
   ExecMode exec = ExecMode::super;
   DsaMode dsa = DsaMode::sparse;
+  Tier tier;
   int sequences = 1;        // at once
   int checkpoints = 2;      // saved states, for conversations that go back
   bool check_memory = true; // refuse what does not fit, before loading

@@ -1,8 +1,5 @@
-// Runs the recorded cases of a checkpoint's golden.json and compares: logits, selected sets, experts, greedy tokens.
-//
-// Schema: golden.json has `cases`, each with name, ids, logits and optionally experts, selected {layer: tensor}, greedy,
-// hidden and bf16_activations_max_abs_diff; the names are tensors of golden.safetensors. experts are [tokens, layers, k]
-// or [layers, tokens, k]; selected are [tokens, width], ascending, -1 padded.
+// Runs the recorded cases of a checkpoint's golden.json (engine/golden.h) and compares: logits, selected sets, experts,
+// greedy tokens.
 //
 // Bounds. f32 operands (portable, avx2): five times the recorded f32-against-double difference (3e-4 where none is
 // recorded), every recorded choice and greedy token equal. bf16 operands (avx512, amx): a flipped choice moves a row by

@@ -58,6 +58,15 @@ const TensorInfo& Builder::tensor(const std::vector<std::string>& names, std::ve
 }
 
 StoredMatrix Builder::stored(const std::string& name, int64_t rows, int64_t columns) {
+  StoredMatrix m = as_stored(name, rows, columns);
+  if (!options.tier.experts || !is_routed_expert(name) || packed_format(m) == *options.tier.experts) return m;
+  if (scale_dtype(*options.tier.experts) == StoredDtype::u8 && columns % 32)
+    fail("{}{}: MX formats need columns in groups of 32, found {}: choose another tier", prefix_, name, columns);
+  m.target = options.tier.experts;
+  return m;
+}
+
+StoredMatrix Builder::as_stored(const std::string& name, int64_t rows, int64_t columns) {
   StoredMatrix m{.rows = rows, .columns = columns};
   if (find(name + ".weight_packed") && !find(name + ".weight")) {
     if (columns % 32) fail("{}{}: MXFP4 needs columns in groups of 32, found {}", prefix_, name, columns);

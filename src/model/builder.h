@@ -14,6 +14,7 @@
 #include "model/checkpoint.h"
 #include "model/config.h"
 #include "model/packing.h"
+#include "model/tier.h"
 #include "model/weights.h"
 
 namespace weft {
@@ -32,6 +33,7 @@ struct BuildOptions {
   MlaForm mla = MlaForm::automatic;
   ExecMode exec = ExecMode::super;
   DsaMode dsa = DsaMode::sparse;
+  Tier tier;
   bool poison = false;    // tests: the values of a step start as NaN, so that what reads the unwritten shows
 };
 
@@ -89,7 +91,7 @@ class Builder {
   // error: absent under any of the names; the first one is the name the message gives.
   const TensorInfo& tensor(const std::vector<std::string>& names, std::vector<int64_t> shape);
   const TensorInfo* find(const std::string& name) const;  // prefix added; null when absent
-  StoredMatrix stored(const std::string& name, int64_t rows, int64_t columns);  // ".weight" and its scales
+  StoredMatrix stored(const std::string& name, int64_t rows, int64_t columns);  // ".weight", its scales, its tier
 
   struct Part {
     std::string name;  // without ".weight"
@@ -160,6 +162,7 @@ class Builder {
   }
 
  private:
+  StoredMatrix as_stored(const std::string& name, int64_t rows, int64_t columns);
   int add_matrix(Matrix matrix);
   Val make_rows(const std::string& label, int rows, int width, int element_bytes);
   const Checkpoint& checkpoint_;

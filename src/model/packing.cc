@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/dtype.h"
+#include "base/quantize.h"
 
 namespace weft {
 namespace {
@@ -123,7 +124,71 @@ void pack_mxfp4(const StoredMatrix& m, int64_t first, std::byte* codes, std::byt
 
 }  // namespace
 
+StoredDtype code_dtype(WeightFormat format) {
+  return format == WeightFormat::mxfp4  ? StoredDtype::u8
+         : format == WeightFormat::int8 ? StoredDtype::i8
+                                        : StoredDtype::f8_e4m3;
+}
+StoredDtype scale_dtype(WeightFormat format) {
+  return format == WeightFormat::mxfp4 || format == WeightFormat::mxfp8 ? StoredDtype::u8 : StoredDtype::f32;
+}
+
+EncodedRows encode_rows(const StoredMatrix& m, int64_t first, int64_t count) {
+  const WeightFormat format = *m.target;
+  StoredMatrix source = m;
+  source.target.reset();
+  EncodedRows out;
+  std::vector<float> row(m.columns);
+  const int64_t blocks = (m.columns + kScaleBlock - 1) / kScaleBlock;
+  std::vector<float> scales(format == WeightFormat::e4m3 ? blocks : count);
+  if (format == WeightFormat::e4m3) {
+    std::vector<float> amax(blocks);
+    const int64_t block = first / kScaleBlock * kScaleBlock;
+    for (int64_t r = block; r < std::min(block + kScaleBlock, m.rows); ++r) {
+      read_row(source, r, 0, m.columns, row.data());
+      for (int64_t k = 0; k < m.columns; ++k)
+        amax[k / kScaleBlock] = std::max(amax[k / kScaleBlock], std::fabs(row[k]));
+    }
+    for (int64_t i = 0; i < blocks; ++i) scales[i] = fp8_tile_scale(amax[i], TileScale::fp32);
+  }
+  const size_t width = m.columns / (format == WeightFormat::mxfp4 ? 2 : 1), groups = m.columns / 32;
+  const bool mx = scale_dtype(format) == StoredDtype::u8;
+  out.codes.resize(count * width);
+  out.scales.resize(mx ? count * groups : scales.size() * sizeof(float));
+  for (int64_t r = 0; r < count; ++r) {
+    read_row(source, first + r, 0, m.columns, row.data());
+    auto* codes = reinterpret_cast<uint8_t*>(out.codes.data() + r * width);
+    auto* e8m0 = reinterpret_cast<uint8_t*>(out.scales.data() + r * groups);
+    if (format == WeightFormat::mxfp4) mxfp4_quantize(row.data(), m.columns, MxScale::rceil, codes, e8m0);
+    else if (format == WeightFormat::mxfp8) mxfp8_quantize(row.data(), m.columns, MxScale::rceil, codes, e8m0);
+    else if (format == WeightFormat::int8) scales[r] = int8_quantize(row.data(), m.columns, reinterpret_cast<int8_t*>(codes));
+    else
+      for (int64_t k = 0; k < m.columns; ++k) codes[k] = float_to_e4m3(row[k] / scales[k / kScaleBlock]);
+  }
+  if (!mx) std::memcpy(out.scales.data(), scales.data(), out.scales.size());
+  return out;
+}
+
+namespace {
+
+// A panel of a matrix with a target: its rows encoded are a stored matrix of their own.
+void pack_encoded(const StoredMatrix& m, int64_t first, std::byte* codes, std::byte* scales) {
+  const int64_t count = std::min<int64_t>(kPanel, m.rows - first);
+  if (count <= 0) {  // padding: zeros, and scales that are no NaN
+    if (scale_dtype(*m.target) == StoredDtype::u8) std::memset(scales, 127, m.columns / 32 * kPanel);
+    return;
+  }
+  const EncodedRows rows = encode_rows(m, first, count);
+  TensorInfo value = *m.values, scale = *m.values;  // errors name the source
+  value.dtype = code_dtype(*m.target), value.data = rows.codes.data(), value.bytes = rows.codes.size();
+  scale.dtype = scale_dtype(*m.target), scale.data = rows.scales.data(), scale.bytes = rows.scales.size();
+  pack_rows({&value, &scale, count, m.columns}, 0, codes, scales);
+}
+
+}  // namespace
+
 WeightFormat packed_format(const StoredMatrix& m) {
+  if (m.target) return *m.target;
   switch (m.values->dtype) {
     case StoredDtype::bf16: return WeightFormat::bf16;
     case StoredDtype::f8_e4m3:
@@ -135,6 +200,7 @@ WeightFormat packed_format(const StoredMatrix& m) {
 }
 
 void pack_rows(const StoredMatrix& m, int64_t first, std::byte* codes, std::byte* scales) {
+  if (m.target) return pack_encoded(m, first, codes, scales);
   switch (packed_format(m)) {
     case WeightFormat::bf16: return pack_bf16(m, first, codes);
     case WeightFormat::e4m3: return pack_e4m3(m, first, codes, scales);

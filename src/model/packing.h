@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "kernels/packed.h"
@@ -20,14 +21,25 @@ struct StoredMatrix {
   const TensorInfo* values = nullptr;
   const TensorInfo* scales = nullptr;
   int64_t rows = 0, columns = 0;
+  std::optional<WeightFormat> target = {};  // quantised to it while it is packed: e4m3, mxfp4, mxfp8, int8
 };
 
-// BF16 and all that is narrower stays, F16 and F32 become f32 (both exactly).
+// The target; without one BF16 and all that is narrower stays, F16 and F32 become f32 (both exactly).
 WeightFormat packed_format(const StoredMatrix& m);
 
 // Rows [first, first + 16) of `m` as one panel; rows at or beyond m.rows are zero. The panel's k is m.columns.
 // error: a scale that is NaN or out of range, an MXFP8 code that is NaN, naming the tensor.
 void pack_rows(const StoredMatrix& m, int64_t first, std::byte* codes, std::byte* scales);
+
+// Rows [first, first + count) of `m` in m.target as a checkpoint stores them, row-major; all of them in one block of 128
+// rows. scales: of e4m3 those of that block, amax / 448 of each 128 x 128; of the MX formats each row's, never saturating;
+// of int8 one a row. What pack_rows packs of a matrix with a target.
+struct EncodedRows {
+  std::vector<std::byte> codes, scales;
+};
+EncodedRows encode_rows(const StoredMatrix& m, int64_t first, int64_t count);
+StoredDtype code_dtype(WeightFormat format);   // of the checkpoint's tensors; not for bf16 and f32
+StoredDtype scale_dtype(WeightFormat format);
 
 // Dequantised f32 values of columns [first, first + count) of one row.
 void read_row(const StoredMatrix& m, int64_t row, int64_t first, int64_t count, float* out);
