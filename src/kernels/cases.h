@@ -137,6 +137,15 @@ inline std::vector<KdaCase> kda_cases() {
   all.push_back({2, 128, 128, Gate::softplus, 65});
   all.push_back({1, 128, 128, Gate::bounded, 64});
   all.push_back({1, 256, 40, Gate::bounded, 31});
+  for (const Gate gate : kGates) {  // chunks of 64, and every way a last one is short
+    all.push_back({2, 32, 20, gate, 97});
+    all.push_back({1, 128, 48, gate, 130});
+  }
+  for (const int tokens : {32, 33, 48, 63, 64, 127, 128}) all.push_back({1, 64, 16, Gate::softplus, tokens});
+  all.push_back({1, 256, 40, Gate::softplus, 100});
+  all.push_back({1, 96, 24, Gate::bounded, 70});  // no power of two: never on tiles
+  all.push_back({1, 128, 64, Gate::still, 192, 0.98, true});
+  all.push_back({2, 32, 12, Gate::bounded, 100, 0, false, 3, 2});
   all.push_back({2, 8, 12, Gate::bounded, 33, 0, false, 3, 1});
   all.push_back({2, 8, 12, Gate::still, 20, 0, false, 1});
   all.push_back({2, 12, 8, Gate::softplus, 18, 0, false, 0, 2});

@@ -19,7 +19,7 @@
 namespace weft {
 
 inline constexpr int kPageTokens = 64;   // rows of a cache page, for every layer
-inline constexpr int kKdaChunk = 16;     // tokens of one KDA chunk; cut at absolute positions
+inline constexpr int kKdaChunk = 16;     // tokens of one KDA chunk; cut at absolute positions. On tiles: a page
 inline constexpr int kKeyBlock = 64;     // keys of one attention block; cut at absolute list positions
 inline constexpr int kMaxHeadDim = 256;  // KDA key and value head dim, index head dim
 inline constexpr int kMaxStreams = 4;    // hyper-connections
@@ -127,13 +127,13 @@ struct GemmArgs {
 
 // One KDA layer between its projections (kda.md 1.2, 2.1): conv + SiLU + L2 + gate + recurrence + gated norm.
 struct KdaArgs {
-  const float* qkv;        // [tokens, ld_qkv]: q at 0, k at k_offset, v at v_offset; each [heads, dim]
+  const void* qkv;         // operand [tokens, ld_qkv]: q at 0, k at k_offset, v at v_offset; each [heads, dim]
   int32_t ld_qkv, k_offset, v_offset;
-  const float* decay;      // [tokens, ld_decay]: [heads, K] before bias and gate
+  const void* decay;       // operand [tokens, ld_decay]: [heads, K] before bias and gate
   int32_t ld_decay;
-  const float* beta;       // [tokens, ld_beta]: [heads] before the sigmoid
+  const void* beta;        // operand [tokens, ld_beta]: [heads] before the sigmoid
   int32_t ld_beta;
-  const float* gate;       // [tokens, ld_gate]: [heads, V] before the sigmoid
+  const void* gate;        // operand [tokens, ld_gate]: [heads, V] before the sigmoid
   int32_t ld_gate;
   const float* conv;       // [taps][conv_stride]: q | k | v channels, oldest tap first
   int32_t conv_stride;
@@ -142,7 +142,7 @@ struct KdaArgs {
   const float* norm;       // [V] o_norm
   std::byte* state;        // slot 0 of this layer: f32 S [heads, K, v_stride], then the conv tail [taps - 1][conv_stride]
   size_t tail_offset;      // bytes from S to the tail
-  int32_t heads, key_dim, value_dim, v_stride, taps;
+  int32_t heads, key_dim, value_dim, v_stride, taps;  // taps <= 4
   uint8_t bounded;
   float lower_bound;
   float norm_eps;

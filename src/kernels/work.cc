@@ -49,7 +49,7 @@ Cost cost(const GemmArgs& a, const StepHeader& s) {
 Cost cost(const KdaArgs& a, const StepHeader& s) {
   const double heads = static_cast<double>(a.heads), kv = static_cast<double>(a.key_dim) * a.value_dim;
   const double row = 3.0 * a.key_dim + 3.0 * a.value_dim;
-  return {heads * (s.spans * kv * 8 + s.tokens * row * 4),
+  return {heads * (s.spans * kv * 8 + s.tokens * row * 2),
           heads * s.tokens * (6 * kv + 2.0 * kKdaChunk * (2 * a.key_dim + 2 * a.value_dim))};
 }
 Cost cost(const RopeTableArgs& a, const StepHeader& s) { return rows_cost(s.tokens, 2.0 * a.pairs, 40); }

@@ -149,7 +149,7 @@ void read_kda(const Fields& text, int first, bool bounded, ModelConfig& out) {
   const Fields lin = text.object("linear_attn_config");
   out.kda.heads = dim(lin, "num_heads", 1, kMaxHeads);
   out.kda.head_dim = dim(lin, "head_dim", 1, kMaxHeadWidth);
-  out.kda.conv_width = dim(lin, "short_conv_kernel_size", 2, 64);
+  out.kda.conv_width = dim(lin, "short_conv_kernel_size", 2, 4);
   // Other spellings of the bound belong to other gate formulas; the two differ by far more than rounding.
   for (const char* key : {"lower_bound", "safe_gate"}) {
     if (lin.has(key)) refuse(lin, key, "the gate form given by gate_lower_bound");

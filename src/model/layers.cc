@@ -128,14 +128,14 @@ void kda_layer(Stack& s, const Site& site) {
   if (kda.full_rank_gate) wide.push_back({scope + "g_proj", P});
   else narrow.push_back({scope + "g_a_proj", rank});
   const Parts in = b.matrices(scope + "qkv", wide, D), low = b.matrices(scope + "f_a", narrow, D, kStep);
-  const Val qkv = b.linear(x, in, scope + "qkv", false);
+  const Val qkv = b.linear(x, in, scope + "qkv", true);
   const Val rank_rows = b.linear(x, low, scope + "f_a", true);
 
   const auto expand = [&](const char* name, int part) {
     const Parts up = b.matrices(scope + name, {{scope + name, P}}, rank);
-    const Val out = b.f32_rows(scope + name, P);
+    const Val out = b.op_rows(scope + name, P);
     b.product(scope + name, Builder::view(rank_rows, low.offset[part], rank), false, up.matrices[0],
-              Epilogue::store_f32, out);
+              Epilogue::store_op, out);
     return out;
   };
   const Val decay = expand("f_b_proj", 0);

@@ -3,6 +3,12 @@
 static inline int min_int(int a, int b) { return a < b ? a : b; }
 static inline int max_int(int a, int b) { return a > b ? a : b; }
 
+template <int N>
+struct Count {  // a number the compiler knows, for generic lambdas
+  static constexpr int value = N;
+};
+static constexpr int kWidePanels = kBlockRows * kBlockPanels / 2;  // two sums of so many V fit the registers
+
 // Part [first, last) of `total` units for a task.
 struct Slice {
   int first, last;

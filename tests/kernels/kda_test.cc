@@ -45,6 +45,8 @@ struct Sequence {
     for (int i = 0; i < V; ++i) norm.push_back(random.uniform(0.5f, 1.5f));
     state = random.normals(static_cast<size_t>(H) * K * V);
     tail = random.normals(static_cast<size_t>(c.taps - 1) * channels);
+    for (std::vector<float>* x : {&qkv, &decay, &beta, &gate})  // the same on every ISA, whatever its operand type
+      for (float& v : *x) v = bf16_to_float(float_to_bf16(v));
   }
   bool unit_slope() const { return c.gate != Gate::softplus && c.gate != Gate::bounded; }
   float decay_input(int t, int channel) {
@@ -143,7 +145,7 @@ class Kda : public KernelTest {
     batch.header.state_stride = slots.stride;
     // v and k lie apart from q, as the parts of one projection do
     const int k_at = round_up(H * K, 16) + 16, v_at = k_at + round_up(H * K, 16);
-    F32Rows qkv(table(), rows, v_at + H * V + 7), decay(table(), rows, H * K + 3), beta(table(), rows, H + 1),
+    OpRows qkv(table(), rows, v_at + H * V + 7), decay(table(), rows, H * K + 3), beta(table(), rows, H + 1),
         gate(table(), rows, H * V + 2);
     int row = 0;
     for (const Piece& p : pieces)
@@ -184,6 +186,11 @@ class Kda : public KernelTest {
         ASSERT_TRUE(result.untouched(row, round_up(H * V, kStep)));
       }
     ASSERT_TRUE(result.untouched(rows, 0));
+  }
+  KdaShape shape(const Sequence& s) const {
+    KdaShape shape = s.shape;
+    shape.tiles = std::string(table().isa).starts_with("amx");
+    return shape;
   }
   OpRows outputs(const Sequence& s) { return OpRows(table(), s.c.tokens, s.c.heads * s.c.value_dim); }
 
@@ -233,7 +240,7 @@ TEST_P(Kda, MatchesTheRecurrence) {
     const OpRows out = run_cut(s, slots, {c.tokens});
     const OpRows alone = run_cut(s, again, {c.tokens}, 1);
     EXPECT_TRUE(out.same_bytes(alone) && slots.same(1, again, 1)) << "the number of threads changed a bit";
-    expect_equals(reference::kda(s.shape, s.input(), {}), s, out, slots, 1);
+    expect_equals(reference::kda(shape(s), s.input(), {}), s, out, slots, 1);
   }
 }
 
@@ -253,11 +260,41 @@ TEST_P(Kda, AnyCut) {
       SCOPED_TRACE(::testing::PrintToString(ends));
       Slots slots(s, 3);
       const OpRows out = run_cut(s, slots, ends);
-      expect_equals(reference::kda(s.shape, s.input(), ends), s, out, slots, 1);
+      expect_equals(reference::kda(shape(s), s.input(), ends), s, out, slots, 1);
       const bool aligned =
           std::all_of(ends.begin(), ends.end() - 1, [](int end) { return end % kKdaChunk == 0; });
       EXPECT_TRUE(!aligned || (out.same_bytes(whole) && slots.same(1, whole_slots, 1)))
           << "a cut at a multiple of 16 changed a bit";
+    }
+  }
+}
+
+// The same across pages: cuts at multiples of 64 change no bit where chunks are 64 tokens, nor does a further cut at
+// the end of the chunk a piece starts in.
+TEST_P(Kda, AnyCutOfPages) {
+  const std::vector<std::vector<int>> cuts = {{64, 200},      {128, 200},     {64, 128, 192, 200}, {192, 200}, {70, 200},
+                                              {63, 64, 200},  {1, 200},       {33, 97, 200},       {95, 200},  {199, 200}};
+  for (const Gate gate : {Gate::softplus, Gate::bounded, Gate::reset}) {
+    const Sequence s({1, 32, 24, gate, 200}, 51 + static_cast<int>(gate));
+    SCOPED_TRACE(::testing::Message() << s.c);
+    Slots whole_slots(s, 3);
+    const OpRows whole = run_cut(s, whole_slots, {200});
+    for (const std::vector<int>& ends : cuts) {
+      SCOPED_TRACE(::testing::PrintToString(ends));
+      Slots slots(s, 3);
+      const OpRows out = run_cut(s, slots, ends);
+      expect_equals(reference::kda(shape(s), s.input(), ends), s, out, slots, 1);
+      const bool aligned =
+          std::all_of(ends.begin(), ends.end() - 1, [](int end) { return end % kPageTokens == 0; });
+      EXPECT_TRUE(!aligned || (out.same_bytes(whole) && slots.same(1, whole_slots, 1)))
+          << "a cut at a multiple of 64 changed a bit";
+    }
+    for (const int start : {5, 20, 40, 70}) {
+      Slots once_slots(s, 3), again_slots(s, 3);
+      const int end = (start / kPageTokens + 1) * kPageTokens;
+      const OpRows once = run_cut(s, once_slots, {start, 200}),
+                   again = run_cut(s, again_slots, {start, end, 200});
+      EXPECT_TRUE(once.same_bytes(again) && once_slots.same(1, again_slots, 1)) << "piece from " << start;
     }
   }
 }
@@ -279,7 +316,7 @@ TEST_P(Kda, ChunksLieAtAbsolutePositions) {
 // The tests above would see a state that is lost, or stale, between two pieces.
 TEST_P(Kda, NegativeControl) {
   const Sequence s({2, 8, 12, Gate::softplus, 47}, 5);
-  const KdaOutput expected = reference::kda(s.shape, s.input(), {16});
+  const KdaOutput expected = reference::kda(shape(s), s.input(), {16});
   for (const bool lost : {true, false}) {
     Slots slots(s, 3);
     OpRows out = outputs(s);
@@ -316,17 +353,19 @@ TEST_P(Kda, Neighbours) {
 
 // Memory of the state's padding columns is another's past: whatever is there, nothing of it comes out.
 TEST_P(Kda, DirtyPadding) {
-  const Sequence s({2, 8, 12, Gate::softplus, 21}, 9);
-  Slots clean(s, 3), dirty(s, 3);
-  const OpRows expected = run_cut(s, clean, {21});
-  dirty.load(1, s);
-  for (int h = 0; h < 2; ++h)
-    for (int d = 0; d < 8; ++d)
-      for (int v = 12; v < 16; ++v) dirty.row(1, h, d, 8)[v] = NAN;
-  OpRows out = outputs(s);
-  step({{&s, 0, 21, 1}}, dirty, {&out});
-  EXPECT_TRUE(out.same_bytes(expected));
-  EXPECT_EQ(dirty.read_state(1, s), clean.read_state(1, s));
+  for (const auto& [K, tokens] : {std::pair{8, 21}, {8, 1}, {32, 90}}) {
+    const Sequence s({2, K, 12, Gate::softplus, tokens}, 9);
+    Slots clean(s, 3), dirty(s, 3);
+    const OpRows expected = run_cut(s, clean, {tokens});
+    dirty.load(1, s);
+    for (int h = 0; h < 2; ++h)
+      for (int d = 0; d < K; ++d)
+        for (int v = 12; v < 16; ++v) dirty.row(1, h, d, K)[v] = NAN;
+    OpRows out = outputs(s);
+    step({{&s, 0, tokens, 1}}, dirty, {&out});
+    EXPECT_TRUE(out.same_bytes(expected));
+    EXPECT_EQ(dirty.read_state(1, s), clean.read_state(1, s));
+  }
 }
 
 // Pieces shorter than the conv window, continued from a shared prefix by two sequences (each in a copy of its
@@ -347,7 +386,7 @@ TEST_P(Kda, ShortPiecesAfterAPrefix) {
     EXPECT_TRUE(slots.same(2, slots, 3));
     for (int t = 0; t < 10; ++t)
       for (int c = 0; c < 24; ++c) left.set(t, c, prefix.get(t, c)), right.set(t, c, prefix.get(t, c));
-    const KdaOutput expected = reference::kda(s.shape, s.input(), {10});
+    const KdaOutput expected = reference::kda(shape(s), s.input(), {10});
     expect_equals(expected, s, left, slots, 2);
     expect_equals(expected, s, right, slots, 3);
   }

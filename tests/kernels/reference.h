@@ -178,7 +178,9 @@ struct KdaShape {
   int heads, key_dim, value_dim, taps;
   bool bounded;
   double lower_bound, norm_eps;
+  bool tiles = false;  // chunks of 64 in bf16, where the kernel takes them (kernels/kda.inl)
 };
+inline constexpr double kCoarse = 0x1p-12;  // a sigmoid whose result is rounded to bf16 next
 // One sequence from its start: rows q|k|v [T][heads (2K + V)], decay [T][heads K], beta [T][heads], gate
 // [T][heads V].
 struct KdaInput {
@@ -194,12 +196,12 @@ struct KdaOutput {
 };
 
 // The forget gate, g <= 0, and how far it may be off.
-inline Bounded kda_gate(const KdaShape& s, double slope, double x) {
+inline Bounded kda_gate(const KdaShape& s, double slope, double x, bool coarse = false) {
   if (s.bounded) {
     const double chance = sigmoid(slope * x);
     return {s.lower_bound * chance,
             std::abs(s.lower_bound) *
-                (chance * (1 - chance) * std::min(slope * std::abs(x), 1e6) * 3 * kU + kElementary * chance)};
+                (chance * (1 - chance) * std::min(slope * std::abs(x), 1e6) * 3 * kU + (coarse ? kCoarse : kElementary) * chance)};
   }
   const double g = -slope * softplus(x);
   return {g, std::abs(g) * kElementary + slope * sigmoid(x) * std::abs(x) * kU};
@@ -207,6 +209,10 @@ inline Bounded kda_gate(const KdaShape& s, double slope, double x) {
 
 // `ends`: where a chunk may have ended besides the multiples of kKdaChunk; only the error bound looks at
 // them.
+//
+// On tiles every operand of a product is rounded to bf16: decayed keys and queries, the state, scores, the inverse, the
+// residual and the corrections; |sum a b| <= |a| |b| turns their errors into factors of norms. SiLU and the output gate
+// are coarse there.
 //
 // The bound is normwise per value column. I - beta k k^T and diag(alpha) have norm <= 1, so an error of the
 // state does not grow from token to token; what one chunk adds is the residual of its triangular system times
@@ -221,6 +227,7 @@ inline KdaOutput kda(const KdaShape& shape, const KdaInput& in, const std::vecto
     Vec q, k, v, v_error, alpha, e, o;
     double q_error, k_error, alpha_error, beta, q_norm;
   };
+  bool wide = false;  // the chunk is on tiles
   const auto conv = [&](int t, int channel) {
     double sum = 0, size = 0;
     for (int tap = 0; tap < shape.taps; ++tap) {
@@ -231,7 +238,7 @@ inline KdaOutput kda(const KdaShape& shape, const KdaInput& in, const std::vecto
       sum += term, size += std::abs(term);
     }
     const double y = silu(sum);
-    return Bounded{y, 1.1 * (shape.taps + 1) * kU * size + kElementary * std::abs(y)};
+    return Bounded{y, 1.1 * (shape.taps + 1) * kU * size + (wide ? kCoarse : kElementary) * std::abs(y)};
   };
   const auto normalised = [&](Vec& x, int t, int channel, double scale, double& error) {
     double squares = 0, off = 0;
@@ -250,10 +257,13 @@ inline KdaOutput kda(const KdaShape& shape, const KdaInput& in, const std::vecto
           in.state.begin() + static_cast<size_t>(h + 1) * K * V);
     Vec state_error(V, 0.0);
     for (int first = 0; first < T;) {
-      int last = std::min(T, (first / kKdaChunk + 1) * kKdaChunk);
+      int last = std::min(T, (first / kPageTokens + 1) * kPageTokens);
       for (const int end : ends)
         if (end > first) last = std::min(last, end);
+      wide = shape.tiles && K % kStep == 0 && (K & (K - 1)) == 0 && last - first > kPageTokens / 2;
+      if (!wide) last = std::min(last, (first / kKdaChunk + 1) * kKdaChunk);
       const int n = last - first;
+      const double operand = wide ? kBf16 : 0;
       std::vector<Token> token(n);
       Vec column(V);  // norms of the state's columns at the chunk's start
       for (int v = 0; v < V; ++v) {
@@ -272,7 +282,7 @@ inline KdaOutput kda(const KdaShape& shape, const KdaInput& in, const std::vecto
         x.alpha_error = 0;
         for (int d = 0; d < K; ++d) {
           const Bounded g = kda_gate(shape, in.slope[h],
-                                     in.decay[(static_cast<size_t>(t) * H + h) * K + d] + in.bias[h * K + d]);
+                                     in.decay[(static_cast<size_t>(t) * H + h) * K + d] + in.bias[h * K + d], wide);
           const double alpha = std::exp(g.value);
           x.alpha.push_back(alpha);
           if (alpha > 0) x.alpha_error = std::max(x.alpha_error, alpha * (g.error + kElementary));
@@ -310,16 +320,16 @@ inline KdaOutput kda(const KdaShape& shape, const KdaInput& in, const std::vecto
         double before = 0, e_total = 0, moved = 0;
         for (int i = 0; i < n; ++i) {
           const Token& x = token[i];
-          const double inner = x.k_error + k_error + decay_error[i] + (K + n + 8) * kU;
+          const double inner = x.k_error + k_error + decay_error[i] + (K + n + 8) * kU + 2 * operand;
           residual[i] = x.beta * (inner * (column[v] + before) + x.v_error[v]) +
-                        (kElementary + 6 * kU) * x.beta * (std::abs(x.v[v]) + column[v] + before) + kTiny;
+                        (kElementary + 6 * kU + 2 * operand) * x.beta * (std::abs(x.v[v]) + column[v] + before) + kTiny;
           before += std::abs(x.e[v]);
           for (int j = 0; j <= i; ++j) e_error[i][v] += std::abs(inverse[i][j]) * residual[j];
           e_total += e_error[i][v];
           o_error[i][v] =
               x.q_norm * (state_error[v] + e_total + k_error * before) +
-              (x.q_error + x.q_norm * (decay_error[i] + (K + n + 8) * kU)) * (column[v] + before) + kTiny;
-          moved += (x.k_error + decay_error[n - 1] + (n + 4) * kU) * std::abs(x.e[v]);
+              (x.q_error + x.q_norm * (decay_error[i] + (K + n + 8) * kU + 4 * operand)) * (column[v] + before) + kTiny;
+          moved += (x.k_error + decay_error[n - 1] + (n + 4) * kU + 2 * operand) * std::abs(x.e[v]);
         }
         state_error[v] += e_total + moved + (decay_error[n - 1] + (n + 3) * kU) * column[v] + K * kTiny;
       }
@@ -331,7 +341,7 @@ inline KdaOutput kda(const KdaShape& shape, const KdaInput& in, const std::vecto
           const size_t at = (static_cast<size_t>(first + i) * H + h) * V + v;
           const double open = sigmoid(in.gate[at]);
           out.y.put(at, {normed.value[v] * open,
-                         normed.error[v] * open + kElementary * std::abs(normed.value[v]) * open});
+                         normed.error[v] * open + (wide ? kCoarse : kElementary) * std::abs(normed.value[v]) * open});
         }
       }
       first = last;

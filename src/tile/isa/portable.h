@@ -29,6 +29,7 @@ static inline V operator+(V a, V b) { EACH a.v[i] += b.v[i]; return a; }
 static inline V operator-(V a, V b) { EACH a.v[i] -= b.v[i]; return a; }
 static inline V operator*(V a, V b) { EACH a.v[i] *= b.v[i]; return a; }
 static inline V operator/(V a, V b) { EACH a.v[i] /= b.v[i]; return a; }
+static inline V reciprocal(V a) { return set1(1.f) / a; }  // within 1.5 ulp, for normal a
 static inline V fma(V a, V b, V c) { EACH c.v[i] += a.v[i] * b.v[i]; return c; }
 static inline V max(V a, V b) { EACH b.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return b; }
 static inline V min(V a, V b) { EACH b.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return b; }
