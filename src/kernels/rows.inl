@@ -103,6 +103,28 @@ static void rope(const RopeArgs& r, const Call& call) {
   }
 }
 
+// w . x and x . x in one pass: the row comes from memory.
+struct Scored {
+  float dot, squares;
+};
+static inline Scored score_row(const float* x, const float* w, int n) {
+  V d0 = zero(), d1 = zero(), s0 = zero(), s1 = zero();
+  int i = 0;
+  for (; i + 32 <= n; i += 32) {
+    const V a = load(x + i), b = load(x + i + 16);
+    d0 = fma(a, load(w + i), d0);
+    d1 = fma(b, load(w + i + 16), d1);
+    s0 = fma(a, a, s0);
+    s1 = fma(b, b, s1);
+  }
+  for (; i < n; i += 16) {
+    const V a = load_n(x + i, n - i);
+    d0 = fma(a, load_n(w + i, n - i), d0);
+    s0 = fma(a, a, s0);
+  }
+  return {hsum(d0 + d1), hsum(s0 + s1)};
+}
+
 static void mix(const MixArgs& m, const Call& call) {
   const StepHeader& step = *call.step;
   const Slice part = slice(row_count(m.rows, step), call);
@@ -114,8 +136,8 @@ static void mix(const MixArgs& m, const Call& call) {
     const size_t at = static_cast<size_t>(t) * m.ld;
     float top = -__builtin_inff();
     for (int s = 0; s < m.sources; ++s) {
-      const float* x = m.source[s] + at;
-      score[s] = dot(x, m.query, m.width) * rsqrt(sum_squares(x, m.width) / static_cast<float>(m.width) + m.mix_eps);
+      const Scored x = score_row(m.source[s] + at, m.query, m.width);
+      score[s] = x.dot * rsqrt(x.squares / static_cast<float>(m.width) + m.mix_eps);
       top = score[s] > top ? score[s] : top;
     }
     float sum = 0;
@@ -155,14 +177,16 @@ static inline void sinkhorn(float* c, int n, int iterations, float eps) {
   for (int i = 0; i < iterations; ++i) {
     if (i > 0)
       for (int a = 0; a < n; ++a) {
-        float sum = 0;
+        float sum = eps;
         for (int b = 0; b < n; ++b) sum += c[a * n + b];
-        for (int b = 0; b < n; ++b) c[a * n + b] /= sum + eps;
+        const float factor = 1.f / sum;  // 16 divisions would be a third of a token's time
+        for (int b = 0; b < n; ++b) c[a * n + b] *= factor;
       }
     for (int b = 0; b < n; ++b) {
-      float sum = 0;
+      float sum = eps;
       for (int a = 0; a < n; ++a) sum += c[a * n + b];
-      for (int a = 0; a < n; ++a) c[a * n + b] /= sum + eps;
+      const float factor = 1.f / sum;
+      for (int a = 0; a < n; ++a) c[a * n + b] *= factor;
     }
   }
 }

@@ -51,16 +51,6 @@ static inline float sum_squares(const float* x, int n) {
   }
   return hsum((s0 + s1) + (s2 + s3));
 }
-static inline float dot(const float* x, const float* y, int n) {
-  V s0 = zero(), s1 = zero();
-  int i = 0;
-  for (; i + 32 <= n; i += 32) {
-    s0 = fma(load(x + i), load(y + i), s0);
-    s1 = fma(load(x + i + 16), load(y + i + 16), s1);
-  }
-  for (; i < n; i += 16) s0 = fma(load_n(x + i, n - i), load_n(y + i, n - i), s0);
-  return hsum(s0 + s1);
-}
 static inline float rsqrt(float x) { return 1.f / __builtin_sqrtf(x); }
 static inline bool finite(float x) { return x - x == 0.f; }
 
