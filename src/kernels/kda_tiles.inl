@@ -11,55 +11,6 @@
 // A level's operands never leave L1: their products are added up strip by strip.
 #ifdef WEFT_TILES
 
-// Left operands lie in tile order: 16 rows x 32 k are 1 KB, k ahead of rows. Right operands are panels of 16 columns.
-static constexpr int kTile = 16 * kStep;
-
-// C [16, 16 N] (+)= A B over `steps` of 32 k: one row block against up to four panels. Blocks of 2 x 2 load one tile less
-// for five, but read the left operands, which come from L2, twice as often.
-template <int N>
-static inline void tile_product(float* c, long stride, const op_t* a, const op_t* b, size_t panel, int steps,
-                                bool accumulate) {
-  if (accumulate) {
-    tile_load<0>(c, stride);
-    if constexpr (N > 1) tile_load<1>(c + 16, stride);
-    if constexpr (N > 2) tile_load<2>(c + 32, stride);
-    if constexpr (N > 3) tile_load<3>(c + 48, stride);
-  } else {
-    tile_zero<0>();
-    if constexpr (N > 1) tile_zero<1>();
-    if constexpr (N > 2) tile_zero<2>();
-    if constexpr (N > 3) tile_zero<3>();
-  }
-  for (int k = 0; k < steps; ++k, a += kTile, b += kTile) {
-    tile_load<4>(a, 64);
-    tile_load<5>(b, 64);
-    if constexpr (N > 1) tile_load<6>(b + panel, 64);
-    if constexpr (N > 2) tile_load<7>(b + 2 * panel, 64);
-    tile_dot<0, 4, 5>();
-    if constexpr (N > 3) tile_load<5>(b + 3 * panel, 64);
-    if constexpr (N > 1) tile_dot<1, 4, 6>();
-    if constexpr (N > 2) tile_dot<2, 4, 7>();
-    if constexpr (N > 3) tile_dot<3, 4, 5>();
-  }
-  tile_store<0>(c, stride);
-  if constexpr (N > 1) tile_store<1>(c + 16, stride);
-  if constexpr (N > 2) tile_store<2>(c + 32, stride);
-  if constexpr (N > 3) tile_store<3>(c + 48, stride);
-}
-static inline void tile_product(float* c, int ldc, const op_t* a, const op_t* b, size_t panel, int panels, int steps,
-                                bool accumulate) {
-  const long stride = ldc * 4L;
-  switch (panels) {
-    case 1: return tile_product<1>(c, stride, a, b, panel, steps, accumulate);
-    case 2: return tile_product<2>(c, stride, a, b, panel, steps, accumulate);
-    case 3: return tile_product<3>(c, stride, a, b, panel, steps, accumulate);
-    default: return tile_product<4>(c, stride, a, b, panel, steps, accumulate);
-  }
-}
-static inline op_t* tile_row(op_t* tiles, int k_tiles, int row, int k_tile) {
-  return tiles + (static_cast<size_t>(row / 16) * k_tiles + k_tile) * kTile + row % 16 * kStep;
-}
-
 struct KdaTileRoom {
   static constexpr int kC = kPageTokens, kHalf = kC / 2, kLevels = 3, kWide = 4 * kPanel;
   KdaRows rows;              // [64], q and k before their norms
@@ -115,7 +66,7 @@ static inline void kda_strip(const KdaTileRoom& w, int K, int c) {
   Wide decay = one;
   float* squares = w.squares;
   for (int first = 0; first < kC; first += 16) {
-    op_t *k_out = tile_row(w.in, k_tiles, first, strip), *q_out = tile_row(w.in, k_tiles, kC + first, strip);
+    op_t *k_out = row_in_tiles(w.in, k_tiles, first, strip), *q_out = row_in_tiles(w.in, k_tiles, kC + first, strip);
     for (int i = first; i < first + 16; ++i, k_out += kStep, q_out += kStep, squares += 16) {
       const Wide k = row(r.k, i), q = row(r.q, i);
       decay = decay * row(r.alpha, i);
@@ -145,7 +96,7 @@ static inline void kda_strip(const KdaTileRoom& w, int K, int c) {
   for (int h = 0; h < 2; ++h)
     for (int t = 0; t < 2; ++t) {
       for (int j = 0; j < 16; ++j) at[j] = reinterpret_cast<const uint32_t*>(pair[h][16 * t + j]);
-      transpose16(reinterpret_cast<uint32_t*>(tile_row(w.k_out, kC / kStep, c + 16 * h, t)), at);
+      transpose16(reinterpret_cast<uint32_t*>(row_in_tiles(w.k_out, kC / kStep, c + 16 * h, t)), at);
     }
 
   for (int level = 0, half = kC / 2; level < KdaTileRoom::kLevels; ++level, half /= 2) {
@@ -173,9 +124,9 @@ static inline void kda_strip(const KdaTileRoom& w, int K, int c) {
   }
   const bool more = c > 0;
   for (int m = 0; m < 4; ++m) {
-    tile_product<2>(w.scores[0] + m * 16 * 32, 32 * 4, w.left[0] + m * kTile, w.right[0], kTile, 1, more);
+    product_tiles<2>(w.scores[0] + m * 16 * 32, 32 * 4, w.left[0] + m * kTile, w.right[0], kTile, 1, more);
     for (int level = 1; level < KdaTileRoom::kLevels; ++level)  // row blocks 2 p and 2 p + 1 meet panel p only
-      tile_product<1>(w.scores[level] + m * 16 * 16, 16 * 4, w.left[level] + m * kTile,
+      product_tiles<1>(w.scores[level] + m * 16 * 16, 16 * 4, w.left[level] + m * kTile,
                       w.right[level] + m / 2 * kTile, 0, 1, more);
   }
 }
@@ -184,7 +135,7 @@ static inline void kda_strip(const KdaTileRoom& w, int K, int c) {
 static inline void kda_scores(const KdaTileRoom& w, int row, int column, int n, const float* k, const float* q) {
   const V factor = set1(-w.rows.beta[row] * w.k_norm[row]);
   store_n(w.lower + row * KdaTileRoom::kC + column, factor * load(w.k_norm + column) * load_n(k, n), n);
-  store_n(tile_row(w.attend, 2, row, column / kStep) + column % kStep, load_n(q, n), n);
+  store_n(row_in_tiles(w.attend, 2, row, column / kStep) + column % kStep, load_n(q, n), n);
 }
 static inline void kda_levels(const KdaTileRoom& w) {
   const float *first = w.scores[0], *second = w.scores[1], *third = w.scores[2];
@@ -236,7 +187,7 @@ static inline void kda_diagonal(const KdaTileRoom& w, int first) {
     const int row = first + i;
     float* lower = w.lower + row * kC + first;
     for (int j = 0; j < i; ++j) lower[j] = -r.beta[row] * w.k_norm[row] * w.k_norm[first + j] * sum[j * kN + i];
-    store_n(tile_row(w.attend, 2, row, first / kStep) + first % kStep, load_n(sum + i * kN, i + 1), kN);
+    store_n(row_in_tiles(w.attend, 2, row, first / kStep) + first % kStep, load_n(sum + i * kN, i + 1), kN);
   }
 }
 
@@ -267,7 +218,7 @@ static inline void kda_invert(const KdaTileRoom& w) {
   mma(t + 48 * kC, kC, t + 48 * kC + 32, kC, room, kPanel, 32, 16, 2, 32, false);
   for (int i = 0; i < kC; ++i)
     for (int c = 0; c < kC; c += 16)
-      store(tile_row(w.solve, 2, i, c / kStep) + c % kStep, c <= i ? load(t + i * kC + c) : zero());
+      store(row_in_tiles(w.solve, 2, i, c / kStep) + c % kStep, c <= i ? load(t + i * kC + c) : zero());
 }
 
 // The part of a chunk that does not touch the state.
@@ -289,7 +240,7 @@ static inline void kda_tile_prepare(const KdaTileRoom& w, const KdaSource& s) {
   kda_betas(r, s);
   for (int i = 0; i < 2 * kC; ++i) store(w.squares + i * 16, zero());
   for (int i = 0; i < kC; ++i)
-    for (int t = 0; t < 2; ++t) store(tile_row(w.attend, 2, i, t), zero(), zero());
+    for (int t = 0; t < 2; ++t) store(row_in_tiles(w.attend, 2, i, t), zero(), zero());
   for (int c = 0; c < K; c += kStep) {
     conv_silu<Grade::coarse>(r.q + c, r.ld, s, q0 + c, q0 + c, kStep);
     conv_silu<Grade::coarse>(r.k + c, r.ld, s, a.k_offset + q0 + c, k0 + c, kStep);
@@ -333,8 +284,8 @@ static inline void kda_tile_columns(const KdaTileRoom& w, const KdaArgs& a, floa
   const auto o_row = [&](int i) { return w.o + static_cast<size_t>(i) * r.ld + column; };
   for (int i = 0; i < kC; i += 16) {
     const op_t* keys = w.in + static_cast<size_t>(i / 16) * block;
-    tile_product(w.u + i * kWide, kWide, keys, lines, panel, panels, k_tiles, false);
-    tile_product(o_row(i), r.ld, keys + static_cast<size_t>(kC / 16) * block, lines, panel, panels, k_tiles, false);
+    product_tiles(w.u + i * kWide, kWide, keys, lines, panel, panels, k_tiles, false);
+    product_tiles(o_row(i), r.ld, keys + static_cast<size_t>(kC / 16) * block, lines, panel, panels, k_tiles, false);
   }
   for (int p = 0; p < panels; ++p) {
     const int c = kPanel * p, left = a.value_dim - column - c;
@@ -345,7 +296,7 @@ static inline void kda_tile_columns(const KdaTileRoom& w, const KdaArgs& a, floa
     for (int i = 0; i < kC; i += 2) pair_line(w.r_lines + (p * kC + i) * kPanel, residual(i), residual(i + 1));
   }
   for (int i = 0; i < kC; i += 16)  // lower triangular: rows below 32 need one step of k
-    tile_product(w.u + i * kWide, kWide, w.solve + i / 16 * 2 * kTile, w.r_lines, chunk_panel, panels, i / 32 + 1,
+    product_tiles(w.u + i * kWide, kWide, w.solve + i / 16 * 2 * kTile, w.r_lines, chunk_panel, panels, i / 32 + 1,
                  false);
   for (int p = 0; p < panels; ++p)
     for (int i = 0; i < kC; i += 2) {
@@ -354,9 +305,9 @@ static inline void kda_tile_columns(const KdaTileRoom& w, const KdaArgs& a, floa
                 set1(w.k_norm[i + 1]) * load(e + kWide));
     }
   for (int i = 0; i < kC; i += 16)
-    tile_product(o_row(i), r.ld, w.attend + i / 16 * 2 * kTile, w.e_lines, chunk_panel, panels, i / 32 + 1, true);
+    product_tiles(o_row(i), r.ld, w.attend + i / 16 * 2 * kTile, w.e_lines, chunk_panel, panels, i / 32 + 1, true);
   for (int d = 0; d < K; d += 16) {
-    tile_product(w.product, kWide, w.k_out + static_cast<size_t>(d / 16) * 2 * kTile, w.e_lines, chunk_panel, panels,
+    product_tiles(w.product, kWide, w.k_out + static_cast<size_t>(d / 16) * 2 * kTile, w.e_lines, chunk_panel, panels,
                  kC / kStep, false);
     for (int i = 0; i < 16; i += 2)
       for (int p = 0; p < panels; ++p) {
