@@ -79,7 +79,14 @@ Timed make_gemm(Lab& lab, const cases::GemmCase& c, int m) {
   };
   if (lab.compare && c.format == WeightFormat::bf16 && c.epilogue == Epilogue::store_f32) {
     const auto other = std::make_shared<OneDnn>(m, c.n, c.k, timed.copies, lab.threads());
-    if (*other) timed.others.emplace_back("oneDNN", [other](int copy) { other->run(copy); });
+    // oneDNN leaves tiles released or configured its own way; ours are configured once per thread.
+    const auto ours = lab.kernels.thread_init;
+    if (ours) ours();
+    if (*other)
+      timed.others.emplace_back("oneDNN", [other, ours](int copy) {
+        other->run(copy);
+        if (ours) ours();
+      });
   }
   return timed;
 }

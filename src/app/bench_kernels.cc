@@ -131,7 +131,7 @@ void print_rows(const std::vector<KernelRow>& rows, const std::string& isa) {
       "| {:<10} | {:<44} | {:<5} | {:>7} | {:>10} | {:>6} | {:>8} | {:>7} | {:<9} | {:>10} | compare |\n",
       "kernel", "case", "cache", "threads", "time", "spread", "GFLOP/s", "GB/s", "bound", "% of bound");
   fmt::print(
-      "| :{0:-<9} | :{0:-<43} | :{0:-<4} | {0:->6}: | {0:->9}: | {0:->5}: | {0:->7}: | {0:->6}: | :{0:-<6} | "
+      "| :{0:-<9} | :{0:-<43} | :{0:-<4} | {0:->6}: | {0:->9}: | {0:->5}: | {0:->7}: | {0:->6}: | :{0:-<8} | "
       "{0:->9}: | :------ |\n",
       "");
   for (const KernelRow& r : rows)
