@@ -129,6 +129,12 @@ void add_engine_flags(CLI::App& sub, CommonFlags& flags, bool positional) {
          "Formats of the parts: bf16 (default: as the checkpoint stores them), int8-experts, fp8-experts, "
          "mxfp8-experts, fp4-experts, or a file")
       ->type_name("NAME");
+  sub.add_option("--index-cache", flags.index_cache, "Indexer keys stored as bf16 (default), mxfp8 or int8")
+      ->type_name("FORMAT")
+      ->check(CLI::IsMember({"bf16", "mxfp8", "int8"}));
+  sub.add_option("--latent-cache", flags.latent_cache, "MLA's latent rows stored as bf16 (default) or fp8")
+      ->type_name("FORMAT")
+      ->check(CLI::IsMember({"bf16", "fp8"}));
   sub.add_flag("!--no-memory-check", flags.check_memory,
                "Load even if the plan exceeds the memory available");
 }
@@ -158,6 +164,11 @@ EngineOptions engine_options(const CommonFlags& flags) {
   options.exec = exec_mode(flags.exec);
   options.dsa = dsa_mode(flags.dsa);
   options.tier = read_tier(flags.tier);
+  // "bf16" is what the instruction set multiplies: f32 where it has no bf16 product.
+  options.index_cache = flags.index_cache == "mxfp8"  ? IndexFormat::mxfp8
+                        : flags.index_cache == "int8" ? IndexFormat::int8
+                                                      : IndexFormat::operand;
+  options.latent_cache = flags.latent_cache == "fp8" ? LatentFormat::fp8 : LatentFormat::operand;
   options.check_memory = flags.check_memory;
   return options;
 }

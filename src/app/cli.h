@@ -39,6 +39,8 @@ struct CommonFlags {
   int context = 0;             // -c, tokens; 0 = min(the model's, kDefaultContext)
   int chunk = 512;             // -b, tokens of one step
   std::string mla = "auto";    // --mla: auto, absorbed, expanded
+  std::string index_cache = "bf16";   // --index-cache: bf16, mxfp8, int8
+  std::string latent_cache = "bf16";  // --latent-cache: bf16, fp8
   std::string dsa = "sparse";  // --dsa: sparse, dense, recent
   std::string exec = "super";  // --exec: ops, streams, super
   std::string tier = "bf16";   // --tier: a name or a file
@@ -47,7 +49,7 @@ struct CommonFlags {
 
 // -m/--model DIR, also as the first positional argument unless that is for something else; required.
 void add_model_flag(CLI::App& sub, CommonFlags& flags, bool positional = true);
-// -m as above, -t, -c, -b, --isa, --mla, --exec, --dsa, --tier, --no-memory-check.
+// -m as above, -t, -c, -b, --isa, --mla, --index-cache, --latent-cache, --exec, --dsa, --tier, --no-memory-check.
 // Not positional where other arguments are.
 void add_engine_flags(CLI::App& sub, CommonFlags& flags, bool positional = true);
 EngineOptions engine_options(const CommonFlags& flags);

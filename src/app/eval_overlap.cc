@@ -2,6 +2,7 @@
 // look at?
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "app/eval.h"
@@ -59,7 +60,7 @@ class DenseWeights {
     std::vector<float> key(dims);
     for (int j = 0; j < keys; ++j) {
       const std::byte* latent = latent_row(j);
-      for (int d = 0; d < dims; ++d) key[d] = operand(latent, bf16_, d);
+      read_key(latent, key.data());
       for (int h = 0; h < mla_.heads; ++h) {
         double dot = 0;
         for (int d = 0; d < dims; ++d)
@@ -83,8 +84,24 @@ class DenseWeights {
     PagedCache& paged = direct_.caches().paged();
     const int32_t page = direct_.sequence().block_table()[position / kPageTokens];
     return paged.slab(layer_.slab) + static_cast<size_t>(page) * paged.stride(layer_.slab) +
-           static_cast<size_t>(position % kPageTokens) * layer_.row_elements *
-               direct_.kernels().operand_bytes();
+           position % kPageTokens * latent_row_bytes(layer_.format, mla_.kv_lora, mla_.rope,
+                                                     direct_.kernels().operand_bytes());
+  }
+  // latent | rope of a row as the cache stores it (packed.h: LatentFormat)
+  void read_key(const std::byte* row, float* key) const {
+    const int latent = mla_.kv_lora, rope = mla_.rope;
+    if (layer_.format == LatentFormat::operand) {
+      for (int d = 0; d < latent + rope; ++d) key[d] = operand(row, bf16_, d);
+      return;
+    }
+    const std::byte* scales = row + round_up(latent, kCodeLine);
+    for (int d = 0; d < latent; ++d) {
+      float scale;
+      std::memcpy(&scale, scales + d / kScaleBlock * 4, 4);
+      key[d] = e4m3_to_float(static_cast<uint8_t>(row[d])) * scale;
+    }
+    const std::byte* pe = scales + (latent + kScaleBlock - 1) / kScaleBlock * 4;
+    for (int d = 0; d < rope; ++d) key[latent + d] = operand(pe, true, d);
   }
 
   Direct& direct_;

@@ -6,6 +6,7 @@
 #include "base/cpu.h"
 #include "base/memory.h"
 #include "kernels/dispatch.h"
+#include "model/mla_form.h"
 #include "model/model.h"
 
 namespace weft {
@@ -18,7 +19,7 @@ struct PlanFlags {
 };
 
 struct Plan {
-  std::string model, family, isa, tier;
+  std::string model, family, isa, tier, mla, index_cache, latent_cache;
   int context = 0, sequences = 0, checkpoints = 0, chunk = 0, threads = 0;
   MemoryPlan memory;
   size_t state_per_sequence = 0, available = 0, experts = 0;
@@ -44,6 +45,8 @@ Plan make_plan(const PlanFlags& flags) {
   plan.context = limits.max_tokens;
   plan.memory = model.memory(limits, plan.threads);
   plan.state_per_sequence = model.cache_shape().slot_bytes;
+  plan.mla = explain_mla(build, model.config());
+  plan.index_cache = flags.common.index_cache, plan.latent_cache = flags.common.latent_cache;
   plan.available = available_memory();
   for (const Matrix& m : model.parts().weights.matrices)
     if (is_routed_expert(m.sources[0]->name)) {
@@ -62,6 +65,9 @@ Json plan_json(const Plan& p) {
               {"family", p.family},
               {"isa", p.isa},
               {"tier", p.tier},
+              {"mla", p.mla},
+              {"index_cache", p.index_cache},
+              {"latent_cache", p.latent_cache},
               {"context", p.context},
               {"sequences", p.sequences},
               {"checkpoints", p.checkpoints},
@@ -89,12 +95,13 @@ void print_plan(const Plan& p) {
   };
   line("weights", p.memory.weights, "packed");
   if (p.experts) line(" experts", p.experts, fmt::format("of them, {}", p.expert_format));
-  line("latent", p.memory.latent, "MLA cache");
-  line("index", p.memory.index, "indexer keys");
+  line("latent", p.memory.latent, "MLA cache, " + p.latent_cache);
+  line("index", p.memory.index, "indexer keys, " + p.index_cache);
   line("state", p.memory.state,
        fmt::format("{} per sequence, {} saved", human_bytes(p.state_per_sequence), p.checkpoints));
   line("scratch", p.memory.scratch, fmt::format("steps of {} tokens", p.chunk));
   line("total", p.memory.total(), "");
+  if (!p.mla.empty()) fmt::print("prompts   MLA {}\n", p.mla);
   if (p.available == 0)
     fmt::print("the system does not say how much memory is available\n");
   else if (fits(p))

@@ -59,6 +59,8 @@ BuildOptions build_options(const EngineOptions& options) {
   build.exec = options.exec;
   build.dsa = options.dsa;
   build.tier = options.tier;
+  build.index_cache = options.index_cache;
+  build.latent_cache = options.latent_cache;
   return build;
 }
 

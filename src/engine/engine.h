@@ -30,6 +30,8 @@ struct EngineOptions {
   ExecMode exec = ExecMode::super;
   DsaMode dsa = DsaMode::sparse;
   Tier tier;
+  IndexFormat index_cache = IndexFormat::operand;
+  LatentFormat latent_cache = LatentFormat::operand;
   int sequences = 1;        // at once
   int checkpoints = 2;      // saved states, for conversations that go back
   bool check_memory = true; // refuse what does not fit, before loading

@@ -1,83 +1,257 @@
-// Absorbed MLA: scores and values come from the same latent rows, gathered page by page or index by index.
+// Absorbed MLA: scores and values come from the same latent rows, gathered by position or by index.
 //
-// Rows of the product are (token, head). Keys go in blocks of 64 positions of the list in ascending order, cut at
-// list positions that are multiples of 64, with the online softmax between: a row's sums have one order whether its
-// list is the whole prefix (several tokens share the gathered block) or a selection (one token at a time). A key a row
-// does not see has weight exactly 0 and a block it does not see leaves it untouched, so company changes no bit.
+// Products run over rows (token, head) in panels of 16: S^T [keys, rows] = K Q^T takes the gathered rows as
+// they are and the queries packed once, its softmax works on 16 rows at a time without a sum across lanes,
+// and P [rows, keys] comes out of a transpose. Keys go in blocks of the list in ascending order, cut at list
+// positions that are multiples of the block, with the online softmax between: a row's sums have one order
+// whether its list is the whole prefix (several tokens share the gathered block) or a selection (one token at
+// a time). A key a row does not see has weight exactly 0 and a block it does not see leaves it untouched, so
+// company changes no bit.
 
-static constexpr int kAttentionRows = 64;
+// On tiles the accumulated values pass through the tiles once a block: 256 keys keep that below an eighth of
+// the product.
+#ifdef WEFT_TILES
+static constexpr int kListBlock = 256;
+#else
+static constexpr int kListBlock = 128;
+#endif
+static constexpr int kAttentionRows = 128;
+static constexpr int kChunk = 32;  // keys whose scores are made while the next ones are gathered
+// A row's largest exponent may rise by this (in powers of two) before its sums are scaled down.
+static constexpr float kStaleTop = 8;
 
 struct AttentionRoom {
-  op_t *q, *p, *gathered, *keys, *values;
-  float *s, *o, *top, *sum;
-  AttentionRoom(Scratch& scratch, const AttentionArgs& a, int rows) {
-    const size_t m = round_up(rows, 16), width = a.row_elements, value_panels = (a.latent + kPanel - 1) / kPanel;
-    q = scratch.take<op_t>(m * width);
-    p = scratch.take<op_t>(m * kKeyBlock);
-    gathered = scratch.take<op_t>(kKeyBlock * width);
-    keys = scratch.take<op_t>(kKeyBlock * width);
-    values = scratch.take<op_t>(value_panels * kKeyBlock * kPanel);
-    s = scratch.take<float>(m * kKeyBlock);
-    o = scratch.take<float>(m * value_panels * kPanel);
-    top = scratch.take<float>(m);
-    sum = scratch.take<float>(m);
+  op_t *q, *p, *gathered, *lines;
+  float *s, *o, *top, *sum, *keep;
+  int rows, width, value_width, ld_p, ld_o;
+  size_t line_panel;
+  AttentionRoom(Scratch& scratch, const AttentionArgs& a, int rows)
+      : rows(round_up(rows, 16)),
+        width(round_up(a.latent + a.rope, kStep)),
+        value_width(round_up(a.latent, kPanel)),
+        ld_p(kListBlock +
+             32),  // strides away from powers of two: rows of a tile spread over the cache's sets
+        ld_o(value_width + kPanel),
+        line_panel(kListBlock * kPanel + 32) {
+    q = scratch.take<op_t>(static_cast<size_t>(this->rows) * width);
+    p = scratch.take<op_t>(static_cast<size_t>(this->rows) * ld_p);
+    gathered =
+        scratch.take<op_t>(static_cast<size_t>(kBf16Operands ? 2 * kChunk : kListBlock) * width + kCodeLine);
+    lines = scratch.take<op_t>(kBf16Operands ? value_width / kPanel * line_panel : 0);
+    s = scratch.take<float>(static_cast<size_t>(kListBlock) * this->rows);
+    o = scratch.take<float>(static_cast<size_t>(this->rows) * ld_o);
+    top = scratch.take<float>(this->rows);
+    sum = scratch.take<float>(this->rows);
+    keep = scratch.take<float>(this->rows);
+  }
+  // Keys [j, j + kChunk) of the block. In bf16 the values live on as lines, and two chunks of rows are
+  // enough.
+  op_t* chunk(int j) const {
+    return gathered + static_cast<size_t>(kBf16Operands ? j % (2 * kChunk) : j) * width;
   }
 };
 
-// The rows of list positions [first, first + count); the rest of the block reads as zeros.
-template <class Args>
-static inline void gather(op_t* rows, const Args& a, const int32_t* pages, const int32_t* list, int first, int count) {
-  const size_t width = a.row_elements;
-  for (int j = 0; j < kKeyBlock; ++j) {
-    op_t* to = rows + j * width;
-    if (j >= count) {
-      __builtin_memset(to, 0, width * sizeof(op_t));
-      continue;
+// Values as products want them: pairs of rows beside each other in bf16, the rows themselves in f32.
+template <class Op>
+static inline void pair_values(const AttentionRoom& w, const Op* pair, int j) {
+  if constexpr (sizeof(Op) == 2)
+    for (int c = 0; c < w.value_width; c += kPanel)
+      interleave(w.lines + c / kPanel * w.line_panel + j * kPanel, pair + c, pair + w.width + c);
+}
+
+// Keys [j, end) of a block that starts at list position `first` and has `count` keys, two at a time; beyond
+// count zeros. Asks for the rows of the next block as well.
+struct Gather {
+  const AttentionRoom& w;
+  const LatentRows& from;
+  int first, count, total, j, end;
+  int turn = 0;
+  void pair() {
+    op_t* rows = w.chunk(j);
+    for (int i = 0; i < 2; ++i) {
+      const int key = j + i, ahead = first + kListBlock + key;
+      if (ahead < total) from.fetch(ahead);
+      if (key < count)
+        from.read(rows + i * w.width, first + key);
+      else
+        __builtin_memset(rows + i * w.width, 0, w.width * sizeof(op_t));
     }
-    const int position = list ? list[first + j] : first + j;
-    const op_t* from =
-        reinterpret_cast<const op_t*>(a.slab + static_cast<size_t>(pages[position / kPageTokens]) * a.page_bytes) +
-        static_cast<size_t>(position % kPageTokens) * width;
-    __builtin_memcpy(to, from, width * sizeof(op_t));
+    pair_values(w, rows, j);
+    j += 2;
+  }
+  void step() {  // a chunk of 32 keys takes three or more steps a pair
+    if (++turn % 3 == 0 && j < end) pair();
+  }
+  void finish() {
+    while (j < end) pair();
+  }
+};
+
+// Softmax over the block of some panels of 16 rows: weights into p, tops and sums updated, keep[row] what the
+// values so far are to be scaled by. Row lane i sees the first seen[i] keys; four keys a step.
+struct Softmax {
+  const AttentionRoom& w;
+  const AttentionArgs& a;
+  const float* seen;  // [rows]
+  int keys, panel, end;
+  int j = 0;
+  bool all = false;
+  V shift{}, total{};
+  alignas(64) op_t line[16 * 64 / sizeof(op_t)] = {};  // 16 lines of 16 lanes, to be transposed
+
+  float scale() const { return a.scale * 1.44269504088896341f; }  // powers of two
+  M visible(int key) const { return less(set1(static_cast<float>(key)), load(seen + panel * kPanel)); }
+  void begin() {
+    const V low = set1(-__builtin_inff()), x2 = set1(scale());
+    all = true;
+    for (int i = 0; i < kPanel; ++i) all = all && seen[panel * kPanel + i] >= static_cast<float>(keys);
+    const float* s = w.s + panel * kPanel;
+    V best[4] = {low, low, low, low};
+    for (int key = 0; key < keys; key += 4)
+      for (int i = 0; i < 4; ++i) {
+        const V x = load(s + static_cast<size_t>(key + i) * w.rows) * x2;
+        best[i] = max(all ? x : select(visible(key + i), x, low), best[i]);
+      }
+    float* top = w.top + panel * kPanel;
+    const V before = load(top), high = max(max(best[0], best[1]), max(best[2], best[3]));
+    const M rises = less(before + set1(kStaleTop), high);
+    const V now = select(rises, high, before);
+    shift = select(less(low, now), negate(now), zero());  // a row that has seen nothing: nothing to add
+    store(w.keep + panel * kPanel, select(rises, exp2(before + shift), set1(1.f)));
+    store(top, now);
+    total = zero();
+  }
+  void step() {
+    if (panel >= end) return;
+    if (j == 0) begin();
+    constexpr int kKeys = 64 / static_cast<int>(sizeof(op_t));  // of one transpose
+    const float* s = w.s + static_cast<size_t>(j) * w.rows + panel * kPanel;
+    V x[4];
+    for (int i = 0; i < 4; ++i) {
+      x[i] = exp2(fma(load(s + i * w.rows), set1(scale()), shift));
+      if (!all) x[i] = select(visible(j + i), x[i], zero());
+    }
+    total = total + ((x[0] + x[1]) + (x[2] + x[3]));
+    store_pairs(line + j % kKeys * kPanel, x[0], x[1]);
+    store_pairs(line + (j % kKeys + 2) * kPanel, x[2], x[3]);
+    j += 4;
+    if (j % kKeys == 0) {
+      const uint32_t* rows[16];
+      for (int i = 0; i < 16; ++i) rows[i] = reinterpret_cast<const uint32_t*>(line) + 16 * i;
+      transpose16(reinterpret_cast<uint32_t*>(w.p + static_cast<size_t>(panel) * kPanel * w.ld_p + j - kKeys),
+                  rows, w.ld_p * static_cast<int>(sizeof(op_t)) / 4);
+    }
+    if (j < keys) return;
+    float* sum = w.sum + panel * kPanel;
+    store(sum, fma(load(sum), load(w.keep + panel * kPanel), total));
+    ++panel;
+    j = 0;
+  }
+  void finish() {
+    while (panel < end) step();
+  }
+};
+
+// S^T of one chunk of keys, and O += P V of two panels of rows, each beside other work.
+template <class Op, class Side>
+static inline void score_chunk(const AttentionRoom& w, const Op* keys, float* s, Side& side) {
+  const size_t panel = static_cast<size_t>(w.width) * kPanel;
+  if constexpr (sizeof(Op) == 2) {
+    mma_beside(s, w.rows, keys, w.width, w.q, panel, kChunk, w.rows / kPanel, w.width, false, side);
+  } else {
+    mma(s, w.rows, keys, w.width, w.q, panel, kPanel, kChunk, w.rows / kPanel, w.width, false);
+    side.finish();
   }
 }
-static inline void pack_block(op_t* panels, const op_t* rows, int width) {
-  const op_t* row[16];
-  for (int panel = 0; panel < kKeyBlock / kPanel; ++panel) {
-    for (int r = 0; r < kPanel; ++r) row[r] = rows + static_cast<size_t>(panel * kPanel + r) * width;
-    pack_keys(panels + static_cast<size_t>(panel) * width * kPanel, row, width);
+template <class Op, class Side>
+static inline void add_values(const AttentionRoom& w, const Op* p, int row, int rows, int keys, Side& side) {
+  float* o = w.o + static_cast<size_t>(row) * w.ld_o;
+  p += static_cast<size_t>(row) * w.ld_p;
+  if constexpr (sizeof(Op) == 2) {
+    mma_beside(o, w.ld_o, p, w.ld_p, w.lines, w.line_panel, rows, w.value_width / kPanel, keys, true, side);
+  } else {
+    mma(o, w.ld_o, p, w.ld_p, w.gathered, kPanel, w.width, rows, w.value_width / kPanel, keys, true);
+    side.finish();
   }
 }
 
-// Online softmax of one row over a block of 64 scores, of which those in `seen` count; rescales its accumulated values.
-struct SoftmaxRow {
-  const float* s;      // [64]
-  op_t* p;             // [64]
-  float *o, *top, *sum;
-  int value_width;
-};
-static inline void softmax_row(const SoftmaxRow& w, uint64_t seen, float scale) {
-  const V low = set1(-__builtin_inff());
-  V best = low;
-  for (int j = 0; j < kKeyBlock; j += 16)
-    best = max(best, select(from_bits(static_cast<uint32_t>(seen >> j) & 0xffff), load(w.s + j) * set1(scale), low));
-  const float before = *w.top, high = hmax(best), top = high > before ? high : before;
-  V total = zero();
-  for (int j = 0; j < kKeyBlock; j += 16) {
-    const V p = exp(fma(load(w.s + j), set1(scale), set1(-top)));
-    const V kept = select(from_bits(static_cast<uint32_t>(seen >> j) & 0xffff), p, zero());
-    store(w.p + j, kept);
-    total = total + kept;
+// The values so far of rows whose tops have risen.
+static inline void scale_values(const AttentionRoom& w, int row, int rows) {
+  for (int r = row; r < row + rows; ++r) {
+    if (w.keep[r] == 1.f) continue;
+    float* o = w.o + static_cast<size_t>(r) * w.ld_o;
+    for (int c = 0; c < w.value_width; c += 16) store(o + c, load(o + c) * set1(w.keep[r]));
   }
-  float lanes[16];
-  store(lanes, exp(set1(before - top)));  // exp(-inf) = 0: nothing accumulated yet
-  const float keep = lanes[0];
-  *w.top = top;
-  *w.sum = *w.sum * keep + hsum(total);
-  if (keep != 1.f)
-    for (int c = 0; c < w.value_width; c += 16) store(w.o + c, load(w.o + c) * set1(keep));
 }
-static inline uint64_t first_bits(int n) { return n >= 64 ? ~uint64_t{0} : n <= 0 ? 0 : (uint64_t{1} << n) - 1; }
+
+// Queries in panels of 16 rows (token t + r / heads, head head0 + r % heads).
+static inline void pack_queries(const AttentionArgs& a, const AttentionRoom& w, Scratch scratch, int t,
+                                int rows, int head0, int heads) {
+  op_t* none = scratch.take<op_t>(w.width);
+  op_t* padded = scratch.take<op_t>(static_cast<size_t>(16) * w.width);
+  clear(none, 0, w.width);
+  for (int panel = 0; panel < w.rows; panel += 16) {
+    const op_t* at[16];
+    for (int i = 0; i < 16; ++i) {
+      const int r = panel + i;
+      op_t* q = padded + static_cast<size_t>(i) * w.width;
+      at[i] = none;
+      if (r >= rows) continue;
+      __builtin_memcpy(q,
+                       static_cast<const op_t*>(a.q) + static_cast<size_t>(t + r / heads) * a.ld_q +
+                           static_cast<size_t>(head0 + r % heads) * a.q_head,
+                       static_cast<size_t>(a.latent + a.rope) * sizeof(op_t));
+      clear(q, a.latent + a.rope, w.width);
+      at[i] = q;
+    }
+    pack_keys(w.q + static_cast<size_t>(panel) * w.width, at, w.width);
+  }
+}
+
+// Rows (token t + i, head head0 + h) for i < tokens, h < heads. list null: all see their whole prefix.
+static inline void attend(const AttentionArgs& a, const StepHeader& step, Scratch scratch, int t, int tokens,
+                          int head0, int heads, const int32_t* list, int list_count) {
+  const int rows = tokens * heads;
+  const AttentionRoom w(scratch, a, rows);
+  pack_queries(a, w, scratch, t, rows, head0, heads);
+  for (int r = 0; r < w.rows; ++r) w.top[r] = -__builtin_inff(), w.sum[r] = 0;
+  __builtin_memset(w.o, 0, static_cast<size_t>(w.rows) * w.ld_o * sizeof(float));
+  const LatentRows from(a, step, t, list);
+  const int total = list ? list_count : step.position[t + tokens - 1] + 1;
+  float* seen = scratch.take<float>(w.rows);
+  for (int i = 0; i < min_int(total, kListBlock); ++i) from.fetch(i);
+  for (int first = 0; first < total; first += kListBlock) {
+    const int count = min_int(kListBlock, total - first), keys = round_up(count, kChunk);
+    Gather gather{w, from, first, count, total, 0, min_int(kChunk, keys)};
+    gather.finish();
+    for (int j = 0; j < keys; j += kChunk) {
+      gather.end = min_int(keys, j + 2 * kChunk);
+      score_chunk(w, w.chunk(j), w.s + static_cast<size_t>(j) * w.rows, gather);
+    }
+    for (int r = 0; r < w.rows; ++r) {
+      const int token = min_int(r, rows - 1) / heads;
+      seen[r] = static_cast<float>(list ? count : min_int(count, step.position[t + token] + 1 - first));
+    }
+    const int panels = w.rows / kPanel;
+    Softmax softmax{w, a, seen, keys, 0, min_int(2, panels)};
+    softmax.finish();
+    for (int p = 0; p < panels; p += 2) {
+      const int n = min_int(2, panels - p) * kPanel;
+      if (first > 0) scale_values(w, p * kPanel, n);
+      softmax.end = min_int(p + 4, panels);
+      add_values(w, w.p, p * kPanel, n, keys, softmax);
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    op_t* out = static_cast<op_t*>(a.out) + static_cast<size_t>(t + r / heads) * a.ld_out +
+                static_cast<size_t>(head0 + r % heads) * a.out_head;
+    const V factor =
+        set1(w.sum[r] > 0 || w.sum[r] != w.sum[r] ? 1.f / w.sum[r] : 0.f);  // an empty list gives 0
+    for (int c = 0; c < a.latent; c += 16)
+      store_n(out + c, load(w.o + static_cast<size_t>(r) * w.ld_o + c) * factor, a.latent - c);
+    clear(out, a.latent, a.out_head);
+  }
+}
 
 // Whether ExpandedArgs takes this row.
 static inline bool expands(const StepHeader& step, int t, int below) {
@@ -86,73 +260,26 @@ static inline bool expands(const StepHeader& step, int t, int below) {
   return block < below && block >= span.position && block + kKeyBlock <= span.position + span.length;
 }
 
-// Rows (token t + i, head head0 + h) for i < tokens, h < heads. list null: all see their whole prefix.
-static inline void attend(const AttentionArgs& a, const StepHeader& step, Scratch scratch, int t, int tokens, int head0,
-                          int heads, const int32_t* list, int list_count) {
-  const int rows = tokens * heads, width = a.row_elements, panels = (a.latent + kPanel - 1) / kPanel;
-  const int value_width = panels * kPanel;
-  AttentionRoom w(scratch, a, rows);
-  for (int i = 0; i < tokens; ++i)
-    for (int h = 0; h < heads; ++h) {
-      op_t* q = w.q + static_cast<size_t>(i * heads + h) * width;
-      __builtin_memcpy(q, static_cast<const op_t*>(a.q) + static_cast<size_t>(t + i) * a.ld_q +
-                              static_cast<size_t>(head0 + h) * a.q_head,
-                       static_cast<size_t>(a.latent + a.rope) * sizeof(op_t));
-      clear(q, a.latent + a.rope, width);
-    }
-  __builtin_memset(w.o, 0, static_cast<size_t>(rows) * value_width * sizeof(float));
-  for (int r = 0; r < rows; ++r) w.top[r] = -__builtin_inff(), w.sum[r] = 0;
-  const Span& span = step.span[step.span_of[t]];
-  const int32_t* pages = step.block_table + static_cast<size_t>(span.table) * step.table_stride;
-  const int total = list ? list_count : step.position[t + tokens - 1] + 1;
-  for (int first = 0; first < total; first += kKeyBlock) {
-    gather(w.gathered, a, pages, list, first, min_int(kKeyBlock, total - first));
-    pack_block(w.keys, w.gathered, width);
-    mma_keys(w.s, kKeyBlock, w.q, width, w.keys, rows, kKeyBlock / kPanel, width);
-    for (int r = 0; r < rows; ++r) {
-      const int seen = (list ? list_count : step.position[t + r / heads] + 1) - first;
-      if (seen > 0)
-        softmax_row({w.s + r * kKeyBlock, w.p + r * kKeyBlock, w.o + static_cast<size_t>(r) * value_width, w.top + r,
-                     w.sum + r, value_width},
-                    first_bits(seen), a.scale);
-      else __builtin_memset(w.p + r * kKeyBlock, 0, kKeyBlock * sizeof(op_t));
-    }
-    mma_values(w.o, value_width, w.p, kKeyBlock, w.gathered, width, w.values, rows, panels, kKeyBlock);
-  }
-  for (int r = 0; r < rows; ++r) {
-    op_t* out = static_cast<op_t*>(a.out) + static_cast<size_t>(t + r / heads) * a.ld_out +
-                static_cast<size_t>(head0 + r % heads) * a.out_head;
-    const V factor = set1(w.sum[r] > 0 || w.sum[r] != w.sum[r] ? 1.f / w.sum[r] : 0.f);  // an empty list gives 0
-    for (int c = 0; c < a.latent; c += 16)
-      store_n(out + c, load(w.o + static_cast<size_t>(r) * value_width + c) * factor, a.latent - c);
-    clear(out, a.latent, a.out_head);
-  }
-}
-
-// Unit: (tile of tokens, block of heads).
+// Unit: (token, 16 heads). A task takes neighbouring units of a token together, for they share the gathered
+// rows, and neighbouring tokens where all see their whole prefix.
 static void attention(const AttentionArgs& a, const Call& call) {
   const StepHeader& step = *call.step;
-  const int block = min_int(a.heads, step.tokens <= 4 ? 32 : kAttentionRows);  // few tokens: more tasks
-  const int blocks = (a.heads + block - 1) / block;
-  const int tile = max_int(1, kAttentionRows / block);
-  const int tiles = (step.tokens + tile - 1) / tile;
-  const Slice part = slice(tiles * blocks, call);
-  for (int u = part.first; u < part.last; ++u) {
-    const int head0 = u % blocks * block, heads = min_int(block, a.heads - head0);
-    const int end = min_int((u / blocks + 1) * tile, step.tokens);
-    for (int t = u / blocks * tile; t < end;) {
-      if (expands(step, t, a.expand_below)) {
-        ++t;
-        continue;
-      }
-      const bool dense = !a.list || a.count[t] == step.position[t] + 1;
-      int n = 1;
-      while (dense && t + n < end && step.span_of[t + n] == step.span_of[t] && !expands(step, t + n, a.expand_below) &&
-             (!a.list || a.count[t + n] == step.position[t + n] + 1))
-        ++n;
-      attend(a, step, Scratch{call.scratch}, t, n, head0, heads,
-             dense ? nullptr : a.list + static_cast<size_t>(t) * a.width, dense ? 0 : a.count[t]);
-      t += n;
-    }
+  const int blocks = (a.heads + kPanel - 1) / kPanel;
+  const Slice part = slice(step.tokens * blocks, call);
+  const int together = max_int(1, kAttentionRows / a.heads);
+  const auto dense = [&](int t) { return !a.list || a.count[t] == step.position[t] + 1; };
+  for (int u = part.first; u < part.last;) {
+    const int t = u / blocks, head0 = u % blocks * kPanel;
+    const int last = min_int(min_int(part.last, (t + 1) * blocks), u + kAttentionRows / kPanel);
+    const int heads = min_int(a.heads, (last - t * blocks) * kPanel) - head0;
+    u = last;
+    if (expands(step, t, a.expand_below)) continue;
+    int n = 1;
+    if (heads == a.heads && dense(t))
+      while (n < together && u + blocks <= part.last && step.span_of[t + n] == step.span_of[t] &&
+             dense(t + n) && !expands(step, t + n, a.expand_below))
+        ++n, u += blocks;
+    attend(a, step, Scratch{call.scratch}, t, n, head0, heads,
+           dense(t) ? nullptr : a.list + static_cast<size_t>(t) * a.width, dense(t) ? 0 : a.count[t]);
   }
 }

@@ -2,18 +2,56 @@
 
 static constexpr int kExpandedRows = 512;
 
+static inline void pack_block(op_t* panels, const op_t* rows, int width) {
+  const op_t* row[16];
+  for (int panel = 0; panel < kKeyBlock / kPanel; ++panel) {
+    for (int r = 0; r < kPanel; ++r) row[r] = rows + static_cast<size_t>(panel * kPanel + r) * width;
+    pack_keys(panels + static_cast<size_t>(panel) * width * kPanel, row, width);
+  }
+}
+
+// Online softmax of one row over a block of 64 scores, of which those in `seen` count; rescales its accumulated values.
+struct SoftmaxRow {
+  const float* s;      // [64]
+  op_t* p;             // [64]
+  float *o, *top, *sum;
+  int value_width;
+};
+static inline void softmax_row(const SoftmaxRow& w, uint64_t seen, float scale) {
+  const V low = set1(-__builtin_inff());
+  V best = low;
+  for (int j = 0; j < kKeyBlock; j += 16)
+    best = max(best, select(from_bits(static_cast<uint32_t>(seen >> j) & 0xffff), load(w.s + j) * set1(scale), low));
+  const float before = *w.top, high = hmax(best), top = high > before ? high : before;
+  V total = zero();
+  for (int j = 0; j < kKeyBlock; j += 16) {
+    const V p = exp(fma(load(w.s + j), set1(scale), set1(-top)));
+    const V kept = select(from_bits(static_cast<uint32_t>(seen >> j) & 0xffff), p, zero());
+    store(w.p + j, kept);
+    total = total + kept;
+  }
+  float lanes[16];
+  store(lanes, exp(set1(before - top)));  // exp(-inf) = 0: nothing accumulated yet
+  const float keep = lanes[0];
+  *w.top = top;
+  *w.sum = *w.sum * keep + hsum(total);
+  if (keep != 1.f)
+    for (int c = 0; c < w.value_width; c += 16) store(w.o + c, load(w.o + c) * set1(keep));
+}
+static inline uint64_t first_bits(int n) { return n >= 64 ? ~uint64_t{0} : n <= 0 ? 0 : (uint64_t{1} << n) - 1; }
+
 struct ExpandedRoom {
-  int q_width, v_width;    // of a query row, padded to 32; of a value row, padded to 16
+  int q_width, v_width, row_width;  // of a query row, padded to 32; of a value row, padded to 16; of a latent row
   ProductScratch product;
   op_t *q, *p, *gathered, *key_rows, *keys, *value_rows, *lines;
   float *s, *o, *top, *sum;
   int32_t* cursor;         // into the row's list
   ExpandedRoom(Scratch& scratch, const ExpandedArgs& a, int rows)
-      : q_width(round_up(a.nope + a.rope, kStep)), v_width(round_up(a.v, kPanel)), product(scratch) {
+      : q_width(round_up(a.nope + a.rope, kStep)), v_width(round_up(a.v, kPanel)), row_width(round_up(a.latent + a.rope, kStep)), product(scratch) {
     const size_t m = round_up(rows, 16);
     q = scratch.take<op_t>(m * q_width);
     p = scratch.take<op_t>(m * kKeyBlock);
-    gathered = scratch.take<op_t>(static_cast<size_t>(kKeyBlock) * a.row_elements);
+    gathered = scratch.take<op_t>(static_cast<size_t>(kKeyBlock) * row_width + kCodeLine);
     key_rows = scratch.take<op_t>(static_cast<size_t>(kKeyBlock) * q_width);
     keys = scratch.take<op_t>(static_cast<size_t>(kKeyBlock) * q_width);
     value_rows = scratch.take<op_t>(static_cast<size_t>(kKeyBlock) * v_width);
@@ -32,7 +70,7 @@ static inline void expand_rows(op_t* rows, int ld, const ExpandedRoom& w, const 
   const int pairs = (weight.panels() + 1) / 2;
   for (int pair = 0; pair < pairs; ++pair) {
     const Unit unit = unit_of(weight, weight.codes + head * weight.code_bytes(), nullptr, pair);
-    product(w.product.c, kUnitColumns, w.gathered, a.row_elements, kKeyBlock, weight, &unit, 1, w.product.lines,
+    product(w.product.c, kUnitColumns, w.gathered, w.row_width, kKeyBlock, weight, &unit, 1, w.product.lines,
             w.product.partial);
     const int column = pair * kUnitColumns, last = min_int(kUnitColumns, ld - column);
     for (int r = 0; r < kKeyBlock; ++r)
@@ -71,15 +109,15 @@ static inline void attend_expanded(const ExpandedArgs& a, const StepHeader& step
     w.cursor[r] = 0;
   }
   __builtin_memset(w.o, 0, static_cast<size_t>(rows) * w.v_width * sizeof(float));
-  const Span& span = step.span[step.span_of[t]];
-  const int32_t* pages = step.block_table + static_cast<size_t>(span.table) * step.table_stride;
+  const LatentRows from(a, step, t, nullptr);
   const int total = step.position[t + rows - 1] + 1;
   for (int first = 0; first < total; first += kKeyBlock) {
-    gather(w.gathered, a, pages, nullptr, first, min_int(kKeyBlock, total - first));
+    for (int j = 0; j < kKeyBlock; ++j)  // rows are whole blocks, so all 64 keys are there
+      from.read(w.gathered + static_cast<size_t>(j) * w.row_width, first + j);
     expand_rows(w.key_rows, w.q_width, w, a, a.key, head);
     for (int j = 0; j < kKeyBlock; ++j) {
       op_t* key = w.key_rows + static_cast<size_t>(j) * w.q_width;
-      __builtin_memcpy(key + a.nope, w.gathered + static_cast<size_t>(j) * a.row_elements + a.latent,
+      __builtin_memcpy(key + a.nope, w.gathered + static_cast<size_t>(j) * w.row_width + a.latent,
                        static_cast<size_t>(a.rope) * sizeof(op_t));
       clear(key, a.nope + a.rope, w.q_width);
     }

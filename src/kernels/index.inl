@@ -1,70 +1,121 @@
-// Lightning indexer: I(t, s) = sum_h w_h ReLU(q_h . k_s), and the exact top-k of it, streaming over the paged keys.
-//
-// The keys lie in panels of 16, the form the product consumes; scores of one panel live in L1 and only those above
-// the running threshold are kept. Order: score descending, index ascending; -0 is +0, NaN is -inf.
+// Lightning indexer: I(t, s) = sum_h w_h ReLU(q_h . k_s), and the exact top-k of it, streaming over the paged
+// keys. The matrix of queries by keys never exists: 64 keys at a time are scored for all rows of a tile and
+// offered to their lists.
 
-static constexpr int kScoreRows = 128;  // (token, head) rows of one product
-
-struct Candidates {
-  uint32_t* key;  // order-preserving bits of the score
-  int32_t* index;
-  int32_t* histogram;  // [2048]
-  int n = 0, topk, capacity;
-  uint32_t threshold = 0;  // a later candidate must beat it
+// Keys of each format in the form the product takes, and their queries. kStream: the product reads the cache
+// itself, and fetches ahead; otherwise expand() does.
+struct OperandKeys {
+  using Q = op_t;
+  using K = op_t;
+  static constexpr bool kStream = true;
+  static int width(int dim) { return round_up(dim, kStep); }
+  static const K* panel(K*, const std::byte* p, const std::byte*, int) {
+    return reinterpret_cast<const K*>(p);
+  }
+  static const float* scale(const std::byte*, int, float*) { return nullptr; }
+  static void query(Q* row, float*, int32_t*, const op_t* q, int dim) {
+    __builtin_memcpy(row, q, static_cast<size_t>(dim) * sizeof(op_t));
+  }
 };
 
-static inline uint32_t order_bits(float score) {
-  uint32_t b;
-  __builtin_memcpy(&b, &score, 4);
-  return b & 0x80000000u ? ~b : b | 0x80000000u;
-}
-
-// Keeps the topk best, stable. Three counting passes over 11, 11 and 10 bits find the k-th key exactly; a sort or a
-// quickselect costs more than the scoring at 8K (feasibility.md 3).
-static inline void shrink(Candidates& c) {
-  if (c.n <= c.topk) return;
-  uint32_t prefix = 0, mask = 0;
-  int want = c.topk;  // rank of the k-th among those that share the prefix
-  const int shift[3] = {21, 10, 0}, width[3] = {2048, 2048, 1024};
-  for (int pass = 0; pass < 3; ++pass) {
-    const uint32_t digits = static_cast<uint32_t>(width[pass] - 1);
-    for (int i = 0; i < width[pass]; ++i) c.histogram[i] = 0;
-    for (int i = 0; i < c.n; ++i)
-      if ((c.key[i] & mask) == prefix) ++c.histogram[c.key[i] >> shift[pass] & digits];
-    int digit = width[pass] - 1;
-    while (c.histogram[digit] < want) want -= c.histogram[digit--];
-    prefix |= static_cast<uint32_t>(digit) << shift[pass];
-    mask |= digits << shift[pass];
+// Group scales stay inside the product: E4M3 times a power of two is exact in bf16.
+struct Mxfp8Keys {
+  using Q = op_t;
+  using K = bf16;
+  static constexpr bool kStream = false;
+  static int width(int dim) { return round_up(dim, kStep); }
+  static const K* panel(K* room, const std::byte* p, const std::byte* ahead, int width) {
+    const auto* codes = reinterpret_cast<const uint8_t*>(p);
+    for (int k = 0; k < width; k += kStep) {
+      if (ahead)
+        for (int line = 0; line < 9; ++line) __builtin_prefetch(ahead + k * kPanel + 64 * line, 0, 2);
+      expand_mxfp8(room + k * kPanel, codes + k * kPanel, codes + (width + k / kStep) * kPanel, 1);
+    }
+    return room;
   }
-  int kept = 0;  // `want` of those equal to the k-th key stay: the first ones, which have the lowest index
-  for (int i = 0; i < c.n; ++i) {
-    if (c.key[i] < prefix || (c.key[i] == prefix && want-- <= 0)) continue;
-    c.key[kept] = c.key[i];
-    c.index[kept++] = c.index[i];
+  static const float* scale(const std::byte* p, int width, float* room) {
+    const auto* scales = reinterpret_cast<const uint8_t*>(p) + width * kPanel;
+    uint8_t top = 0;
+    for (int i = 0; i < width / kStep * kPanel; ++i) top = scales[i] > top ? scales[i] : top;
+    if (top != 255) return nullptr;
+    for (int c = 0; c < kPanel; ++c) {
+      room[c] = 1;
+      for (int g = 0; g < width / kStep; ++g)
+        if (scales[g * kPanel + c] == 255) room[c] = __builtin_nanf("");
+    }
+    return room;
   }
-  c.n = kept;
-  c.threshold = prefix;
-}
-
-static inline void offer(Candidates& c, const float* score, int first, int count) {
-  for (int i = 0; i < count; ++i) {
-    const uint32_t key = order_bits(score[i]);
-    if (key <= c.threshold) continue;
-    c.key[c.n] = key;
-    c.index[c.n++] = first + i;
+  static void query(Q* row, float*, int32_t*, const op_t* q, int dim) {
+    for (int k = 0; k < dim; k += kStep) {
+      const V low = load_n(q + k, dim - k), high = load_n(q + k + 16, dim - k - 16);
+      const float largest = hmax(max(max(negate(low), low), max(negate(high), high)));
+      if (!finite(largest) || !(largest > 0)) {  // zeros, or NaN that must stay
+        store_n(row + k, low, dim - k), store_n(row + k + 16, high, dim - k - 16);
+        continue;
+      }
+      const uint32_t b = float_bits(largest);  // the smallest power of two 2^e with largest <= 448 2^e
+      const int e = max_int(-100, static_cast<int>(b >> 23) - 135 + ((b & 0x7fffff) > 0x600000));
+      const V down = set1(pow2(-e)), up = set1(pow2(e));
+      store_n(row + k, round_e4m3(low * down) * up, dim - k);
+      store_n(row + k + 16, round_e4m3(high * down) * up, dim - k - 16);
+    }
   }
-  if (c.n + kPanel > c.capacity) shrink(c);
-}
+};
 
-// Token positions of the chosen keys, ascending, then the open tail of a pooled row.
-static inline int emit(const IndexArgs& a, int32_t* out, const int32_t* chosen, int keys, int visible) {
-  int n = 0;
-  for (int i = 0; i < keys; ++i)
-    for (int s = 0; s < a.pool; ++s) out[n++] = (chosen ? chosen[i] : i) * a.pool + s;
-  for (int p = visible / a.pool * a.pool; p < visible; ++p) out[n++] = p;
-  for (int i = n; i < a.width; ++i) out[i] = -1;
-  return n;
-}
+// ReLU lets positive factors out: a key's scale multiplies its score, a query's its head weight, and the
+// product is exact.
+struct Int8Keys {
+  using Q = Int8Query;
+  using K = Int8Panel;
+  static constexpr bool kStream = sizeof(K) == 1;
+  static int width(int dim) { return round_up(dim, kQuadStep); }
+  static const K* panel(K* room, const std::byte* p, const std::byte*, int width) {
+    return int8_panel(room, p, width);
+  }
+  static const float* scale(const std::byte* p, int width, float*) {
+    return reinterpret_cast<const float*>(p + width * kPanel);
+  }
+  static void query(Q* row, float* weight, int32_t* bias, const op_t* q, int dim) {
+    V top = zero(), sum = zero();
+    for (int k = 0; k < dim; k += 16) {
+      const V x = load_n(q + k, dim - k);
+      top = max(max(negate(x), x), top);
+      sum = sum + (x - x);  // NaN where x is not finite: max() above hides it
+    }
+    const float largest = hmax(top) + hsum(sum), up = largest > 0 ? 127.f / largest : 0;
+    *weight *= largest / 127.f;
+    sum = zero();
+    for (int k = 0; k < dim; k += 16) {
+      const V x = up > 0 ? round(load_n(q + k, dim - k) * set1(up)) : zero();
+      store_int8_query(row + k, x);
+      sum = sum + x;
+    }
+    *bias = -128 * static_cast<int32_t>(hsum(sum));
+  }
+};
+
+// Everything of one part of a tile that lives as long as the scan.
+struct IndexScan {
+  const IndexArgs& a;
+  const int32_t* pages;
+  int per_page, page_panels;
+  size_t panel_bytes;
+  IndexScan(const IndexArgs& a, const StepHeader& step, int t)
+      : a(a),
+        pages(step.block_table + static_cast<size_t>(step.span[step.span_of[t]].table) * step.table_stride),
+        per_page(kPageTokens / a.pool),
+        page_panels((per_page + kPanel - 1) / kPanel),
+        panel_bytes(index_panel_bytes(a.format, a.dim, sizeof(op_t))) {}
+  const std::byte* panel(int i) const {
+    return a.slab + static_cast<size_t>(pages[i / page_panels]) * a.page_bytes +
+           i % page_panels * panel_bytes;
+  }
+  int first(int i) const { return i / page_panels * per_page + i % page_panels * kPanel; }  // key of a panel
+  int keys(int i) const { return min_int(kPanel, per_page - i % page_panels * kPanel); }
+  int panels(int keys) const {
+    return keys / per_page * page_panels + (keys % per_page + kPanel - 1) / kPanel;
+  }
+};
 
 static inline void select_forced(int32_t* out, int32_t* count, const int32_t* forced, int width) {
   int n = 0;
@@ -73,87 +124,217 @@ static inline void select_forced(int32_t* out, int32_t* count, const int32_t* fo
   for (int i = n; i < width; ++i) out[i] = -1;
 }
 
-// Scores of up to 16 keys of one panel for `tokens` rows: relu(c) weighted over heads.
-static inline void head_sum(float* score, const float* c, const float* weight, int heads) {
-  V sum = zero();
-  for (int h = 0; h < heads; ++h) sum = fma(set1(weight[h]), max(zero(), load(c + h * kPanel)), sum);
-  store(score, sum);
+// Token positions of the chosen keys, ascending, then the open tail of a pooled row; forced choices in their
+// place.
+static inline void emit(const IndexArgs& a, const StepHeader& step, int t, const int32_t* chosen, int keys) {
+  int32_t* out = a.out + static_cast<size_t>(t) * a.width;
+  const int visible = step.position[t] + 1;
+  int n = 0;
+  for (int i = 0; i < keys; ++i)
+    for (int s = 0; s < a.pool; ++s) out[n++] = (chosen ? chosen[i] : i) * a.pool + s;
+  for (int p = visible / a.pool * a.pool; p < visible; ++p) out[n++] = p;
+  for (int i = n; i < a.width; ++i) out[i] = -1;
+  if (step.seen_selection && step.seen_selection[a.layer])
+    __builtin_memcpy(step.seen_selection[a.layer] + static_cast<size_t>(t) * a.width, out,
+                     sizeof(int32_t) * a.width);
+  a.count[t] = n;
+  if (step.forced_selection && step.forced_selection[a.layer])
+    select_forced(out, a.count + t, step.forced_selection[a.layer] + static_cast<size_t>(t) * a.width,
+                  a.width);
 }
 
-// Rows [t, t + tokens) of one span that see more keys than top-k.
-static inline void index_rows(const IndexArgs& a, const StepHeader& step, Scratch scratch, int t, int tokens) {
-  const int width = round_up(a.dim, kStep), rows = tokens * a.heads, best = a.topk / a.pool;
-  const Span& span = step.span[step.span_of[t]];
-  op_t* q = scratch.take<op_t>(static_cast<size_t>(round_up(rows, 16)) * width);
-  float* c = scratch.take<float>(static_cast<size_t>(round_up(rows, 16)) * kPanel);
-  float* weight = scratch.take<float>(rows);
-  int32_t* histogram = scratch.take<int32_t>(2048);
-  Candidates found[16];
-  for (int i = 0; i < tokens; ++i) {
-    found[i].topk = best;
-    found[i].capacity = 2 * best + 2 * kPanel;
-    found[i].key = scratch.take<uint32_t>(found[i].capacity);
-    found[i].index = scratch.take<int32_t>(found[i].capacity);
-    found[i].histogram = histogram;
-    for (int h = 0; h < a.heads; ++h) {
-      op_t* row = q + static_cast<size_t>(i * a.heads + h) * width;
-      __builtin_memcpy(row, static_cast<const op_t*>(a.q) + static_cast<size_t>(t + i) * a.ld_q + h * a.dim,
-                       static_cast<size_t>(a.dim) * sizeof(op_t));
-      clear(row, a.dim, width);
-      weight[i * a.heads + h] = a.weight[static_cast<size_t>(t + i) * a.ld_weight + h] * a.scale;
+static inline TopK take_list(Scratch& scratch, int k) {
+  const int capacity = 2 * k + 128;
+  return {scratch.take<float>(capacity + 16), scratch.take<int32_t>(capacity + 16), 0, k, capacity, false, 0};
+}
+static inline TopKRoom take_room(Scratch& scratch, int k) {
+  return {scratch.take<float>(2 * k + 144), scratch.take<int32_t>(kTopKBins)};
+}
+
+// The best of panels [from, to) for rows [t, t + rows).
+template <class Keys>
+static inline void scan(const IndexScan& s, const StepHeader& step, Scratch scratch, int t, int rows,
+                        int from, int to, TopK* found, const TopKRoom& room) {
+  using Q = typename Keys::Q;
+  using K = typename Keys::K;
+  const IndexArgs& a = s.a;
+  const int width = Keys::width(a.dim), padded = round_up(a.heads, kScoreHeads);
+  Q* q = scratch.take<Q>(static_cast<size_t>(rows) * padded * width);
+  float* weight = scratch.take<float>(static_cast<size_t>(rows) * padded);
+  int32_t* bias = scratch.take<int32_t>(static_cast<size_t>(rows) * padded);
+  float* product = scratch.take<float>(static_cast<size_t>(padded) * kPanel);
+  float* score = scratch.take<float>(static_cast<size_t>(rows) * kScorePanels * kPanel);
+  K* expanded = scratch.take<K>(Keys::kStream ? 0 : static_cast<size_t>(kScorePanels) * width * kPanel);
+  float* scale_room = scratch.take<float>(kScorePanels * kPanel);
+  __builtin_memset(q, 0, static_cast<size_t>(rows) * padded * width * sizeof(Q));
+  for (int i = 0; i < rows; ++i)
+    for (int h = 0; h < padded; ++h) {
+      const int row = i * padded + h;
+      weight[row] = h < a.heads ? a.weight[static_cast<size_t>(t + i) * a.ld_weight + h] * a.scale : 0;
+      if (h < a.heads)
+        Keys::query(q + static_cast<size_t>(row) * width, weight + row, bias + row,
+                    static_cast<const op_t*>(a.q) + static_cast<size_t>(t + i) * a.ld_q + h * a.dim, a.dim);
     }
-  }
-  const int per_page = kPageTokens / a.pool, page_panels = (per_page + kPanel - 1) / kPanel;
-  const int keys = (step.position[t + tokens - 1] + 1) / a.pool;  // of the last row, which sees most
-  const int32_t* pages = step.block_table + static_cast<size_t>(span.table) * step.table_stride;
-  alignas(64) float score[kPanel];
-  for (int page = 0; page * per_page < keys; ++page) {
-    const op_t* panels =
-        reinterpret_cast<const op_t*>(a.slab + static_cast<size_t>(pages[page]) * a.page_bytes);
-    for (int p = 0; p < page_panels; ++p) {
-      const int first = page * per_page + p * kPanel;
-      if (first >= keys) break;
-      const int in_page = min_int(kPanel, per_page - p * kPanel);
-      mma_keys(c, kPanel, q, width, panels + static_cast<size_t>(p) * width * kPanel, rows, 1, width);
-      for (int i = 0; i < tokens; ++i) {
-        const int visible = (step.position[t + i] + 1) / a.pool;
-        const int count = min_int(in_page, visible - first);
-        if (count <= 0) continue;
-        head_sum(score, c + static_cast<size_t>(i) * a.heads * kPanel, weight + i * a.heads, a.heads);
-        for (int s = 0; s < count; ++s) score[s] = score[s] == score[s] ? score[s] + 0.f : -__builtin_inff();
-        offer(found[i], score, first, count);
+  const ScoreQueries<Q> queries{q, weight, rows, a.heads, width, bias, product};
+  for (int p = from; p < to; p += kScorePanels) {
+    ScoreKeys<K> keys;
+    const float* scale[kScorePanels];
+    int first[kScorePanels];
+    keys.panels = min_int(kScorePanels, to - p), keys.fetch = Keys::kStream && rows <= 2;
+    for (int i = 0; i < keys.panels; ++i) {
+      const std::byte* at = s.panel(p + i);
+      const std::byte* ahead = rows <= 2 ? s.panel(min_int(p + kScorePanels + i, to - 1)) : nullptr;
+      keys.panel[i] = Keys::panel(expanded + static_cast<size_t>(i) * width * kPanel, at, ahead, width);
+      scale[i] = Keys::scale(at, width, scale_room + i * kPanel);
+      first[i] = s.first(p + i);
+    }
+    for (int i = 0; i < kScorePanels; ++i)
+      keys.next[i] = reinterpret_cast<const K*>(s.panel(min_int(p + kScorePanels + i, to - 1)));
+    score_panels(score, queries, keys);
+    for (int i = 0; i < rows; ++i) {
+      const int visible = (step.position[t + i] + 1) / a.pool;
+      V x[kScorePanels];
+      uint32_t valid[kScorePanels];
+      for (int j = 0; j < keys.panels; ++j) {
+        x[j] = load(score + (i * kScorePanels + j) * kPanel);
+        if (scale[j]) x[j] = x[j] * load(scale[j]);
+        x[j] = ordered(x[j]);
+        valid[j] = bits(first_n(min_int(s.keys(p + j), visible - first[j])));
       }
+      offer(found[i], room, x, first, valid, keys.panels);
     }
-  }
-  for (int i = 0; i < tokens; ++i) {
-    shrink(found[i]);
-    a.count[t + i] = emit(a, a.out + static_cast<size_t>(t + i) * a.width, found[i].index, found[i].n,
-                          step.position[t + i] + 1);
   }
 }
 
-static void index(const IndexArgs& a, const Call& call) {
+// Rows of one tile that are scored: those that see more keys than top-k. The others, which come first, take
+// all.
+static inline void index_tile(const IndexArgs& a, const Call& call, const IndexPlan& plan, int tile,
+                              int part0, int part1) {
   const StepHeader& step = *call.step;
-  const Slice part = slice(step.tokens, call);
-  const int room = (1 << 21) / (8 * (2 * a.topk / a.pool + 2 * kPanel));  // candidate lists in the scratch
-  const int together = max_int(1, min_int(min_int(16, room), kScoreRows / a.heads));
-  for (int t = part.first; t < part.last;) {
-    const int visible = step.position[t] + 1;
-    if (visible / a.pool <= a.topk / a.pool) {  // everything is selected: no scores (dsa.md 2.6)
-      a.count[t] = emit(a, a.out + static_cast<size_t>(t) * a.width, nullptr, visible / a.pool, visible);
-      ++t;
+  const IndexTile rows = index_tile(plan, step, tile);
+  const int best = a.topk / a.pool;
+  int skip = 0;
+  for (; skip < rows.rows && (step.position[rows.token + skip] + 1) / a.pool <= best; ++skip)
+    if (part0 == 0)
+      emit(a, step, rows.token + skip, nullptr, (step.position[rows.token + skip] + 1) / a.pool);
+  const int t = rows.token + skip, n = rows.rows - skip;
+  const bool whole = part0 == 0 && part1 == plan.parts;
+  if (plan.parts > 1)
+    for (int i = 0; i < rows.rows; ++i)
+      for (int p = part0; p < part1; ++p)
+        a.part_count[(rows.token + i) * plan.parts + p] = p == 0 && (i < skip || whole) ? -1 : 0;
+  if (n == 0) return;
+  Scratch scratch{call.scratch};
+  TopK found[32];
+  for (int i = 0; i < n; ++i) found[i] = take_list(scratch, best);
+  const TopKRoom room = take_room(scratch, best);
+  const IndexScan s(a, step, t);
+  const int panels = s.panels((step.position[t + n - 1] + 1) / a.pool);  // of the last row, which sees most
+  const auto cut = [&](int part) {
+    return part == plan.parts ? panels
+                              : static_cast<int>(static_cast<int64_t>(panels) * part / plan.parts) /
+                                    kScorePanels * kScorePanels;
+  };
+  const int from = cut(part0), to = cut(part1);
+  switch (a.format) {
+    case IndexFormat::operand:
+      scan<OperandKeys>(s, step, scratch, t, n, from, to, found, room);
+      break;
+    case IndexFormat::mxfp8:
+      scan<Mxfp8Keys>(s, step, scratch, t, n, from, to, found, room);
+      break;
+    case IndexFormat::int8:
+      scan<Int8Keys>(s, step, scratch, t, n, from, to, found, room);
+      break;
+  }
+  for (int i = 0; i < n; ++i) {
+    shrink(found[i], room);
+    if (whole) {
+      emit(a, step, t + i, found[i].index, found[i].n);
       continue;
     }
-    int n = 1;
-    while (n < together && t + n < part.last && step.span_of[t + n] == step.span_of[t]) ++n;
-    index_rows(a, step, Scratch{call.scratch}, t, n);
-    t += n;
+    const int list = (t + i) * plan.parts + part0;
+    __builtin_memcpy(a.part_score + static_cast<size_t>(list) * best, found[i].score,
+                     sizeof(float) * found[i].n);
+    __builtin_memcpy(a.part_index + static_cast<size_t>(list) * best, found[i].index,
+                     sizeof(int32_t) * found[i].n);
+    a.part_count[list] = found[i].n;
   }
+}
+
+// Unit: (tile of rows, part of its keys).
+static void index(const IndexArgs& a, const Call& call) {
+  const IndexPlan plan = index_plan(a, *call.step);
+  const Slice part = slice(plan.tiles * plan.parts, call);
+  for (int u = part.first; u < part.last;) {
+    const int tile = u / plan.parts, first = u % plan.parts,
+              last = min_int(plan.parts, first + part.last - u);
+    index_tile(a, call, plan, tile, first, last);
+    u += last - first;
+  }
+}
+
+// Unit: row. Parts come in the order of their keys, so equal scores keep the order of their indices.
+static void index_merge(const IndexMergeArgs& args, const Call& call) {
+  const IndexArgs& a = args.index;
+  const StepHeader& step = *call.step;
+  const IndexPlan plan = index_plan(a, step);
+  const int best = a.topk / a.pool;
+  const Slice part = slice(step.tokens, call);
   for (int t = part.first; t < part.last; ++t) {
-    int32_t* row = a.out + static_cast<size_t>(t) * a.width;
-    if (step.seen_selection && step.seen_selection[a.layer])
-      __builtin_memcpy(step.seen_selection[a.layer] + static_cast<size_t>(t) * a.width, row, sizeof(int32_t) * a.width);
-    if (step.forced_selection && step.forced_selection[a.layer])
-      select_forced(row, a.count + t, step.forced_selection[a.layer] + static_cast<size_t>(t) * a.width, a.width);
+    const int32_t* count = a.part_count + t * plan.parts;
+    if (plan.parts == 1 || count[0] < 0) continue;
+    Scratch scratch{call.scratch};
+    TopK found = take_list(scratch, best);
+    const TopKRoom room = take_room(scratch, best);
+    for (int p = 0; p < plan.parts; ++p) {
+      const size_t list = (static_cast<size_t>(t) * plan.parts + p) * best;
+      for (int i = 0; i < count[p]; ++i) {
+        if (found.full && !(a.part_score[list + i] > found.threshold)) continue;
+        found.score[found.n] = a.part_score[list + i];
+        found.index[found.n++] = a.part_index[list + i];
+        if (found.n + 64 > found.capacity) shrink(found, room);
+      }
+    }
+    shrink(found, room);
+    emit(a, step, t, found.index, found.n);
+  }
+}
+
+// Unit: row.
+static void index_passes(const IndexPassesArgs& args, const Call& call) {
+  const IndexArgs& a = args.index;
+  const StepHeader& step = *call.step;
+  const int width = round_up(a.dim, kStep), rows = round_up(a.heads, 16);
+  float* product = args.product + static_cast<size_t>(call.task) * rows * args.ld;
+  float* score = args.score + static_cast<size_t>(call.task) * args.ld;
+  const Slice part = slice(step.tokens, call);
+  for (int t = part.first; t < part.last; ++t) {
+    Scratch scratch{call.scratch};
+    const IndexScan s(a, step, t);
+    const int keys = step.position[t] + 1, panels = s.panels(keys);
+    op_t* q = scratch.take<op_t>(static_cast<size_t>(rows) * width);
+    for (int h = 0; h < a.heads; ++h)
+      OperandKeys::query(q + static_cast<size_t>(h) * width, nullptr, nullptr,
+                         static_cast<const op_t*>(a.q) + static_cast<size_t>(t) * a.ld_q + h * a.dim, a.dim);
+    for (int p = 0; p < panels; p += s.page_panels)
+      mma_keys(product + p * kPanel, args.ld, q, width, reinterpret_cast<const op_t*>(s.panel(p)), a.heads,
+               min_int(s.page_panels, panels - p), width);
+    for (int k = 0; k < panels * kPanel; k += 16) {
+      V sum = zero();
+      for (int h = 0; h < a.heads; ++h)
+        sum = fma(set1(a.weight[static_cast<size_t>(t) * a.ld_weight + h] * a.scale),
+                  max(zero(), load(product + static_cast<size_t>(h) * args.ld + k)), sum);
+      store(score + k, sum);
+    }
+    TopK found = take_list(scratch, a.topk);
+    const TopKRoom room = take_room(scratch, a.topk);
+    for (int k = 0; k < keys; k += 16) {
+      const V x = ordered(load(score + k));
+      const uint32_t valid = bits(first_n(keys - k));
+      offer(found, room, &x, &k, &valid, 1);
+    }
+    shrink(found, room);
+    emit(a, step, t, found.index, found.n);
   }
 }

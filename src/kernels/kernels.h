@@ -181,9 +181,9 @@ struct LatentArgs {
   int32_t latent, rope;
   RopeMode mode;
   const float* table;
-  std::byte* slab;         // operand rows of row_elements, page stride page_bytes
+  std::byte* slab;         // rows of packed.h: LatentFormat, page stride page_bytes
   size_t page_bytes;
-  int32_t row_elements;
+  LatentFormat format;
 };
 
 // LayerNorm + rope of the index key, pooled where pool > 1 (dsa.md 2.1, 3.2), written in panels of 16 keys.
@@ -202,6 +202,7 @@ struct IndexKeyArgs {
   std::byte* slab;
   size_t page_bytes;
   std::byte* ring;         // slot 0: f32 [pool][2][dim] keys and gates of the open pool; pool == 1: null
+  IndexFormat format;
 };
 
 // Lightning indexer: score + head weight + streaming exact top-k over the paged keys (dsa.md 2.1, 2.6, 3.3).
@@ -219,6 +220,25 @@ struct IndexArgs {
   int32_t* out;            // [tokens, width]
   int32_t* count;          // [tokens]
   int32_t width;           // topk + pool - 1
+  IndexFormat format;      // the queries are quantised as the keys are
+  // Few tokens: the keys of each are cut in parts, whose best are merged by IndexMergeArgs (index_plan.h).
+  float* part_score;       // [kIndexLists][topk / pool]
+  int32_t* part_index;
+  int32_t* part_count;     // [kIndexLists]; -1 in a row's first: the row's list is written
+};
+
+// Merges the parts of each row that was cut, by the same order.
+struct IndexMergeArgs {
+  IndexArgs index;
+};
+
+// The same unfused, for `weft bench kernels --compare`: products to memory, head sums to memory, selection. Operand keys,
+// pool 1.
+struct IndexPassesArgs {
+  IndexArgs index;
+  float* product;          // [tasks][heads padded to 16][ld]
+  float* score;            // [tasks][ld]
+  int32_t ld;              // keys, padded to 64
 };
 
 // The list of IndexArgs without scores: the `width` most recent tokens.
@@ -230,7 +250,7 @@ struct RecentArgs {
 };
 
 // Absorbed MLA over the paged latent rows: dense when the list is the whole prefix, gathered by index otherwise
-// (dsa.md 1.3, 4.1). Online softmax over blocks of 64 keys in ascending order.
+// (dsa.md 1.3, 4.1). Online softmax over blocks of the list in ascending order.
 struct AttentionArgs {
   const void* q;           // operand [tokens, ld_q]: head h at h * q_head: [R | rope]
   int32_t ld_q, q_head;
@@ -238,7 +258,7 @@ struct AttentionArgs {
   float scale;
   const std::byte* slab;
   size_t page_bytes;
-  int32_t row_elements;
+  LatentFormat format;
   const int32_t* list;     // [tokens, width] or null: dense
   const int32_t* count;    // [tokens]
   int32_t width;
@@ -262,7 +282,7 @@ struct ExpandedArgs {
   float scale;
   const std::byte* slab;
   size_t page_bytes;
-  int32_t row_elements;
+  LatentFormat format;
   const int32_t* list;     // as AttentionArgs
   const int32_t* count;
   int32_t width;
@@ -425,6 +445,8 @@ struct KernelTable {
   KernelFn<LatentArgs> latent;
   KernelFn<IndexKeyArgs> index_key;
   KernelFn<IndexArgs> index;
+  KernelFn<IndexMergeArgs> index_merge;
+  KernelFn<IndexPassesArgs> index_passes;  // of benchmarks only
   KernelFn<RecentArgs> recent;
   KernelFn<AttentionArgs> attention;
   KernelFn<ExpandedArgs> attention_expanded;

@@ -31,6 +31,33 @@ enum class WeightFormat : uint8_t { bf16, f32, e4m3, mxfp4, mxfp8, int8 };
 
 static constexpr int round_up(int x, int unit) { return (x + unit - 1) / unit * unit; }
 
+// Index keys of a DSA layer lie in panels of 16 keys, k along the panel. Bytes of a panel for keys of `dim` values:
+//  operand  as 16 columns of a bf16 or f32 weight: what the ISA multiplies
+//  mxfp8    E4M3 lines as above, then E8M0 [k_padded/32][16]: OCP Microscaling, groups of 32 along k
+//  int8     lines of 16 keys x 4 k, k padded to 64, then f32 [16]: one symmetric scale per key
+enum class IndexFormat : uint8_t { operand, mxfp8, int8 };
+static constexpr int kQuadStep = 64;  // k padding of int8: one AMX step
+static constexpr size_t index_panel_bytes(IndexFormat format, int dim, int operand_bytes) {
+  const size_t lanes = static_cast<size_t>(round_up(dim, format == IndexFormat::int8 ? kQuadStep : kStep)) * kPanel;
+  switch (format) {
+    case IndexFormat::operand: return lanes * operand_bytes;
+    case IndexFormat::mxfp8: return lanes + lanes / 32;
+    case IndexFormat::int8: return lanes + kPanel * 4;
+  }
+  return 0;
+}
+
+// Latent rows of a DSA layer. Bytes of a row:
+//  operand  latent | rope as the ISA multiplies them, padded to 32 values
+//  fp8      latent in E4M3, padded to 64 | f32 scale per 128 of them, a power of two | rope in bf16; padded to 16 bytes:
+//           656 for 512 + 64, 528 for 512
+enum class LatentFormat : uint8_t { operand, fp8 };
+static constexpr int kCodeLine = 64;
+static constexpr size_t latent_row_bytes(LatentFormat format, int latent, int rope, int operand_bytes) {
+  if (format == LatentFormat::operand) return static_cast<size_t>(round_up(latent + rope, kStep)) * operand_bytes;
+  return round_up(round_up(latent, kCodeLine) + (latent + kScaleBlock - 1) / kScaleBlock * 4 + rope * 2, 16);
+}
+
 // A view; the owner is the weight store of the model.
 struct PackedWeight {
   const std::byte* codes = nullptr;   // [panels][panel_bytes]

@@ -1,5 +1,7 @@
 #include "kernels/work.h"
 
+#include "kernels/index_plan.h"
+
 #include <algorithm>
 
 namespace weft {
@@ -61,12 +63,21 @@ Cost cost(const IndexArgs& a, const StepHeader& s) {
   double scored = 0;  // rows that see no more than top-k are not scored
   for (int t = 0; t < s.tokens; ++t)
     if (s.position[t] + 1 > a.topk) scored += s.position[t] + 1;
-  return {scored > 0 ? seen.keys / a.pool * a.dim * 2 : 0, 2 * scored / a.pool * a.heads * a.dim};
+  return {scored > 0 ? seen.keys / a.pool * index_panel_bytes(a.format, a.dim, 2) / kPanel : 0, 2 * scored / a.pool * a.heads * a.dim};
+}
+Cost cost(const IndexPassesArgs& a, const StepHeader& s) {
+  Cost c = cost(a.index, s);
+  c.coarse = true;  // a task has its own room
+  return c;
+}
+Cost cost(const IndexMergeArgs& a, const StepHeader& s) {
+  return rows_cost(s.tokens, 2.0 * index_plan(a.index, s).parts * a.index.topk / a.index.pool, 4);
 }
 Cost cost(const RecentArgs& a, const StepHeader& s) { return {s.tokens * a.width * 4.0, 0}; }
 Cost cost(const AttentionArgs& a, const StepHeader& s) {
   const Seen seen = seen_keys(s, a.list ? a.width : kNoLimit);
-  return {seen.keys * a.row_elements * 2, 2 * seen.pairs * a.heads * (2.0 * a.latent + a.rope)};
+  return {seen.keys * latent_row_bytes(a.format, a.latent, a.rope, 2), 2 * seen.pairs * a.heads * (2.0 * a.latent + a.rope),
+          s.tokens < 16};  // heads of one token share the gathered rows
 }
 Cost cost(const ExpandedArgs& a, const StepHeader& s) {
   Cost sum;
@@ -74,7 +85,7 @@ Cost cost(const ExpandedArgs& a, const StepHeader& s) {
     const Range rows = expanded_rows(s.span[i], a.expand_below);
     if (rows.rows() == 0) continue;
     const double pairs = 0.5 * (static_cast<double>(rows.to) * rows.to - static_cast<double>(rows.from) * rows.from);
-    sum.bytes += static_cast<double>(rows.to) * a.row_elements * 2 + weight_bytes(a.key) + weight_bytes(a.value);
+    sum.bytes += static_cast<double>(rows.to) * latent_row_bytes(a.format, a.latent, a.rope, 2) + weight_bytes(a.key) + weight_bytes(a.value);
     sum.flops += a.heads * (2 * pairs * (a.nope + a.rope + a.v) + 2.0 * rows.to * a.latent * (a.nope + a.v));
   }
   return sum;
@@ -108,9 +119,14 @@ int units(const RopeTableArgs&, const StepHeader& s) { return s.tokens; }
 int units(const RopeArgs&, const StepHeader& s) { return s.tokens; }
 int units(const LatentArgs&, const StepHeader& s) { return s.tokens; }
 int units(const IndexKeyArgs& a, const StepHeader& s) { return a.pool == 1 ? s.tokens : s.spans; }
-int units(const IndexArgs&, const StepHeader& s) { return s.tokens; }
+int units(const IndexArgs& a, const StepHeader& s) {
+  const IndexPlan plan = index_plan(a, s);
+  return plan.tiles * plan.parts;
+}
+int units(const IndexPassesArgs&, const StepHeader& s) { return s.tokens; }
+int units(const IndexMergeArgs& a, const StepHeader& s) { return index_plan(a.index, s).parts > 1 ? s.tokens : 0; }
+int units(const AttentionArgs& a, const StepHeader& s) { return s.tokens * ((a.heads + kPanel - 1) / kPanel); }
 int units(const RecentArgs&, const StepHeader& s) { return s.tokens; }
-int units(const AttentionArgs& a, const StepHeader& s) { return s.tokens * ((a.heads + 31) / 32); }
 int units(const ExpandedArgs& a, const StepHeader& s) {
   for (int i = 0; i < s.spans; ++i)
     if (expanded_rows(s.span[i], a.expand_below).rows()) return s.spans * a.heads;
@@ -132,7 +148,7 @@ int task_count(int units, const Cost& cost, int threads) {
   if (threads == 1) return std::min(units, 1);
   // About 2 us of one slow core per task; a fork and join is 0.4 us, and finer cuts only help balance.
   const double tasks = std::max(cost.bytes / 20e3, cost.flops / 100e3);
-  return std::min(units, std::clamp(static_cast<int>(std::min(tasks, 1e6)), 1, 8 * threads));
+  return std::min(units, std::clamp(static_cast<int>(std::min(tasks, 1e6)), 1, (cost.coarse ? 1 : 8) * threads));
 }
 
 }  // namespace weft

@@ -8,6 +8,7 @@ namespace weft {
 
 struct Cost {
   double bytes = 0, flops = 0;
+  bool coarse = false;  // a finer cut repeats work: no more tasks than threads
 };
 
 int row_count(Rows rows, const StepHeader& step);
@@ -21,6 +22,8 @@ Cost cost(const RopeArgs&, const StepHeader&);
 Cost cost(const LatentArgs&, const StepHeader&);
 Cost cost(const IndexKeyArgs&, const StepHeader&);
 Cost cost(const IndexArgs&, const StepHeader&);
+Cost cost(const IndexMergeArgs&, const StepHeader&);
+Cost cost(const IndexPassesArgs&, const StepHeader&);
 Cost cost(const RecentArgs&, const StepHeader&);
 Cost cost(const AttentionArgs&, const StepHeader&);
 Cost cost(const ExpandedArgs&, const StepHeader&);
@@ -44,6 +47,8 @@ int units(const RopeArgs&, const StepHeader&);
 int units(const LatentArgs&, const StepHeader&);
 int units(const IndexKeyArgs&, const StepHeader&);
 int units(const IndexArgs&, const StepHeader&);
+int units(const IndexMergeArgs&, const StepHeader&);
+int units(const IndexPassesArgs&, const StepHeader&);
 int units(const RecentArgs&, const StepHeader&);
 int units(const AttentionArgs&, const StepHeader&);
 int units(const ExpandedArgs&, const StepHeader&);
@@ -62,6 +67,8 @@ template <class Args>
 inline constexpr bool kGrowsWithContext = false;
 template <>
 inline constexpr bool kGrowsWithContext<IndexArgs> = true;
+template <>
+inline constexpr bool kGrowsWithContext<IndexMergeArgs> = true;
 template <>
 inline constexpr bool kGrowsWithContext<AttentionArgs> = true;
 template <>

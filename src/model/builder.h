@@ -34,6 +34,8 @@ struct BuildOptions {
   ExecMode exec = ExecMode::super;
   DsaMode dsa = DsaMode::sparse;
   Tier tier;
+  IndexFormat index_cache = IndexFormat::operand;
+  LatentFormat latent_cache = LatentFormat::operand;
   bool poison = false;    // tests: the values of a step start as NaN, so that what reads the unwritten shows
 };
 
@@ -71,6 +73,7 @@ struct CacheLayout {
 // `slab`, its queries are traced as "layer.N.query" (operand rows, head h at h * row_elements: latent | rope).
 struct SelectingLayer {
   int layer = 0, slab = 0, row_elements = 0;
+  LatentFormat format = LatentFormat::operand;
 };
 
 struct TraceBuffer {

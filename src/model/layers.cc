@@ -5,7 +5,9 @@
 #include <cstring>
 #include <numbers>
 
+#include "kernels/index_plan.h"
 #include "model/builder.h"
+#include "model/mla_form.h"
 #include "model/residual.h"
 
 namespace weft {
@@ -189,8 +191,22 @@ void select(Stack& s, const std::string& scope, const Indexer& in) {
   n->scale = 1.f / std::sqrt(static_cast<float>(ix.heads) * static_cast<float>(ix.dim));
   n->pool = ix.pool, n->page_bytes = b.caches.slab_bytes[in.slab], n->layer = b.dsa_layers++;
   n->width = b.selection_width;
-  n.at(n->q, in.q).at(n->weight, in.weights).at(n->slab, b.slab(in.slab)).at(n->out, s.list).at(n->count, s.count);
+  n->format = b.options.index_cache;
+  const size_t best = static_cast<size_t>(ix.topk / ix.pool);
+  const auto lists = [&](const char* what, size_t each) {
+    return b.graph.value(scope + what, kIndexLists * each * 4);
+  };
+  const Slot score = lists("part scores", best), index = lists("part indices", best), count = lists("part counts", 1);
+  const auto point = [&](auto& node, IndexArgs& a) {
+    node.at(a.q, in.q).at(a.weight, in.weights).at(a.slab, b.slab(in.slab)).at(a.out, s.list).at(a.count, s.count);
+    node.at(a.part_score, score).at(a.part_index, index).at(a.part_count, count);
+  };
+  point(n, *n.operator->());
+  auto m = b.graph.make<IndexMergeArgs>("index_merge", scope + "indexer", b.kernels.index_merge);
+  m->index = *n.operator->();
+  point(m, m->index);
   n.add();
+  m.add();
 }
 
 void select_recent(Stack& s, const std::string& scope) {
@@ -206,12 +222,13 @@ int index_keys(Stack& s, const std::string& scope, const Val& key, const Val& po
   Builder& b = s.b;
   const IndexerSpec& ix = s.c.indexer;
   const int keys = kPageTokens / ix.pool, panels = (keys + kPanel - 1) / kPanel;
-  const size_t page = static_cast<size_t>(panels) * kPanel * round_up(ix.dim, kStep) * b.op_bytes();
+  const size_t page = panels * index_panel_bytes(b.options.index_cache, ix.dim, b.op_bytes());
   const int slab = b.add_slab(scope + "index keys", page);
   b.caches.index_bytes += b.caches.slab_bytes[slab];
   auto n = b.graph.make<IndexKeyArgs>("index_key", scope + "indexer.wk", b.kernels.index_key);
   n->ld_key = key.ld, n->ld_gate = pool_gate.ld, n->eps = ix.norm_eps, n->dim = ix.dim, n->rope = ix.rope;
   n->pool = ix.pool, n->mode = rope_mode(ix.rope_pairs), n->page_bytes = b.caches.slab_bytes[slab];
+  n->format = b.options.index_cache;
   if (ix.rope) n.at(n->table, s.ropes.get(ix.rope));
   if (ix.pool > 1) {
     const TensorInfo& ape = b.tensor({scope + "indexer.index_kpool_compress_ape"}, {ix.pool, ix.dim});
@@ -244,18 +261,6 @@ void rotate(Stack& s, const std::string& label, const Val& x, int x_head, const 
   r.add();
 }
 
-// First position whose prompts are computed absorbed. Flops per (query, key) pair and head are 2 (nope + rope + v)
-// expanded and 2 (2 R + rope) absorbed; a selection makes the absorbed form constant from top-k on (kimi_k31.md 8: break-
-// even at 7 to 8 thousand), without one the expanded form always wins.
-int expand_below(MlaForm form, const ModelConfig& c, bool selects) {
-  if (form == MlaForm::absorbed) return 0;
-  constexpr int kAlways = 1 << 30;
-  if (form == MlaForm::expanded || !selects) return kAlways;
-  const MlaSpec& mla = c.mla;
-  const double absorbed = 2.0 * mla.kv_lora + mla.rope, expanded = mla.nope + mla.rope + mla.v;
-  return round_up(static_cast<int>(c.indexer.topk * absorbed / expanded), kKeyBlock);
-}
-
 void mla_layer(Stack& s, const Site& site, const LayerSpec& layer) {
   Builder& b = s.b;
   const MlaSpec& mla = s.c.mla;
@@ -282,12 +287,14 @@ void mla_layer(Stack& s, const Site& site, const LayerSpec& layer) {
   const auto part = [&](int i) { return Builder::view(down, in.offset[i], parts[i].rows); };
 
   const int row = round_up(R + mla.rope, kStep);
-  const int slab = b.add_slab(scope + "latent", static_cast<size_t>(kPageTokens) * row * b.op_bytes());
+  const LatentFormat format = b.options.latent_cache;
+  const int slab =
+      b.add_slab(scope + "latent", kPageTokens * latent_row_bytes(format, R, mla.rope, b.op_bytes()));
   b.caches.latent_bytes += b.caches.slab_bytes[slab];
   {
     auto l = b.graph.make<LatentArgs>("latent", scope + "kv_a_layernorm", b.kernels.latent);
     l->ld_kv = down.ld, l->eps = mla.latent_norm_eps, l->latent = R, l->rope = mla.rope;
-    l->mode = rope_mode(mla.rope_pairs), l->page_bytes = b.caches.slab_bytes[slab], l->row_elements = row;
+    l->mode = rope_mode(mla.rope_pairs), l->page_bytes = b.caches.slab_bytes[slab], l->format = format;
     l.at(l->kv, part(0)).at(l->norm, b.norm_weight(scope + "kv_a_layernorm", R)).at(l->slab, b.slab(slab));
     if (mla.rope && mla.rope_pairs != RopePairs::none) l.at(l->table, s.ropes.get(mla.rope));
     l.add();
@@ -334,7 +341,7 @@ void mla_layer(Stack& s, const Site& site, const LayerSpec& layer) {
     rotate(s, scope + "q_pe", Builder::view(q, mla.nope, H * head - mla.nope), head,
            Builder::view(absorbed, R, H * row - R), row, H, mla.rope, mla.rope_pairs);
   if (selects && layer.own_indexer) {
-    b.selecting.push_back({site.layer, slab, row});
+    b.selecting.push_back({site.layer, slab, row, format});
     b.trace(fmt::format("layer.{}.query", site.layer), absorbed, H * row);
   }
 
@@ -343,7 +350,7 @@ void mla_layer(Stack& s, const Site& site, const LayerSpec& layer) {
   {
     auto a = b.graph.make<AttentionArgs>("attention", scope + "attention", b.kernels.attention);
     a->ld_q = absorbed.ld, a->q_head = row, a->heads = H, a->latent = R, a->rope = mla.rope;
-    a->scale = mla.softmax_scale, a->page_bytes = b.caches.slab_bytes[slab], a->row_elements = row;
+    a->scale = mla.softmax_scale, a->page_bytes = b.caches.slab_bytes[slab], a->format = format;
     a->ld_out = attended.ld, a->out_head = out_head, a->expand_below = below;
     a.at(a->q, absorbed).at(a->slab, b.slab(slab)).at(a->out, attended);
     if (selects) {
@@ -373,7 +380,7 @@ void mla_layer(Stack& s, const Site& site, const LayerSpec& layer) {
     auto a = b.graph.make<ExpandedArgs>("attention_expanded", scope + "attention", b.kernels.attention_expanded);
     a->ld_q = q.ld, a->q_head = head, a->ld_pe = absorbed.ld, a->pe_head = row, a->key = key.w, a->value = value.w;
     a->heads = H, a->latent = R, a->nope = mla.nope, a->rope = mla.rope, a->v = mla.v, a->scale = mla.softmax_scale;
-    a->page_bytes = b.caches.slab_bytes[slab], a->row_elements = row, a->expand_below = below, a->ld_out = values.ld;
+    a->page_bytes = b.caches.slab_bytes[slab], a->format = format, a->expand_below = below, a->ld_out = values.ld;
     a.at(a->q, q).at(a->q_pe, Builder::view(absorbed, R, H * row - R)).at(a->slab, b.slab(slab)).at(a->out, values);
     a.at(a->key.codes, key.codes).at(a->value.codes, value.codes);
     if (selects) {

@@ -17,6 +17,14 @@ static inline void exp_each(V (&x)[N]) {
     for (int i = 0; i < N; ++i) p[i] = fma(p[i], x[i], set1(c));
   for (int i = 0; i < N; ++i) x[i] = scale2(p[i], n[i]);
 }
+// 2^x for x <= 8, at least 2^-126; the series leaves 2e-7.
+static inline V exp2(V x) {
+  const V y = max(set1(-126.f), x), n = round(y), r = y - n;
+  V p = set1(1.54035304e-4f);
+  constexpr float kSeries[] = {1.33335581e-3f, 9.61812911e-3f, 5.55041087e-2f, 2.40226507e-1f, 6.93147181e-1f, 1.f};
+  for (const float c : kSeries) p = fma(p, r, set1(c));
+  return scale2(p, n);
+}
 template <int N>
 static inline void sigmoid_each(V (&x)[N]) {
   for (int i = 0; i < N; ++i) x[i] = negate(x[i]);

@@ -34,6 +34,12 @@ static inline void clear(T* p, int from, int to) {
   for (int i = from; i < to; ++i) p[i] = T{};
 }
 
+template <class T>
+static inline void copy_row(T* to, const T* from, int n) {  // n a multiple of 32
+  constexpr int kLine = 64 / static_cast<int>(sizeof(T));
+  for (int i = 0; i < n; i += kLine) copy_line(to + i, from + i);
+}
+
 // Sum of squares: four chains, one order for every caller.
 static inline float sum_squares(const float* x, int n) {
   V s0 = zero(), s1 = zero(), s2 = zero(), s3 = zero();

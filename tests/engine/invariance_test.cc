@@ -100,6 +100,22 @@ TEST_P(Invariance, DecodeInCompany) {
   for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(together[i], apart[i], vocab)) << "sequence " << i;
 }
 
+// Narrow caches change the numbers, and then neither cuts nor threads do.
+TEST_P(Invariance, NarrowCaches) {
+  const Logits wide = rig()->solo(ids_);
+  for (const IndexFormat format : {IndexFormat::mxfp8, IndexFormat::int8}) {
+    RigOptions options;
+    options.index_cache = format, options.latent_cache = LatentFormat::fp8;
+    const auto r = rig(options);
+    const Logits narrow = r->solo(ids_);
+    EXPECT_FALSE(same_bits(narrow, wide, r->vocab()));
+    for (const float x : narrow) ASSERT_TRUE(std::isfinite(x));
+    EXPECT_TRUE(same_bits(r->solo(ids_, 64), narrow, r->vocab()));
+    options.threads = 2;
+    EXPECT_TRUE(same_bits(rig(options)->solo(ids_), narrow, r->vocab()));
+  }
+}
+
 TEST_P(Invariance, PagePlacement) {
   const auto r = rig();
   RigOptions clean;

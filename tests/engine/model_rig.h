@@ -103,6 +103,8 @@ struct RigOptions {
   Poison poison = Poison::nans;  // of caches and step values: whatever reads what nobody wrote shows
   bool trace = false;
   ExecMode exec = ExecMode::super;
+  IndexFormat index_cache = IndexFormat::operand;
+  LatentFormat latent_cache = LatentFormat::operand;
 };
 
 class Rig {
@@ -120,6 +122,8 @@ class Rig {
     build.max_tokens = build.max_logits = options.max_tokens;
     build.trace = options.trace;
     build.exec = options.exec;
+    build.index_cache = options.index_cache;
+    build.latent_cache = options.latent_cache;
     build.poison = options.poison == Poison::nans;
     model_ = std::make_unique<Model>(folder, kernels, build);
     const CacheLimits limits{pages_for(options.context) * options.sequences, options.sequences,

@@ -89,7 +89,6 @@ TEST_P(Latent, RowsLandAtTheirPositions) {
       a.kv = kv.data(), a.ld_kv = kv.ld(), a.norm = norm.data(), a.eps = 1e-5f, a.latent = width,
       a.rope = dims;
       a.mode = mode, a.table = rope.values.data(), a.slab = slab.data(), a.page_bytes = slab.page_bytes;
-      a.row_elements = slab.row_elements;
       machine().run(table().latent, a, step.header);
       std::vector<bool> written(static_cast<size_t>(step.pages()) * kPageTokens);
       for (int t = 0; t < 75; ++t) {
@@ -162,7 +161,7 @@ struct World {
     AttentionArgs a{};
     a.q = q.at(first * q.ld()), a.ld_q = q.ld(), a.q_head = q_head, a.heads = c.heads, a.latent = c.latent,
     a.rope = c.rope;
-    a.scale = scale, a.slab = slab.data(), a.page_bytes = slab.page_bytes, a.row_elements = slab.row_elements;
+    a.scale = scale, a.slab = slab.data(), a.page_bytes = slab.page_bytes;
     if (!rows.empty())
       a.list = list.data() + static_cast<size_t>(first) * width, a.count = count.data() + first,
       a.width = width;
@@ -300,7 +299,7 @@ TEST_P(Attention, AnEmptyExpandedRowIsZero) {
   a.heads = heads;
   a.latent = latent, a.nope = nope, a.v = v, a.scale = 0.3f, a.slab = slab.data(),
   a.page_bytes = slab.page_bytes;
-  a.row_elements = slab.row_elements, a.list = list.data(), a.count = count.data(), a.width = 1;
+  a.list = list.data(), a.count = count.data(), a.width = 1;
   a.expand_below = 64, a.out = out.data(), a.ld_out = out.ld();
   machine().run(table().attention_expanded, a, step.header);
   for (int t = 0; t < 64; ++t)

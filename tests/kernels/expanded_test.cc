@@ -55,7 +55,7 @@ struct Prompt {
     a.q_pe = pe.at(first * pe.ld()), a.ld_pe = pe.ld(), a.pe_head = pe_head;
     a.key = key.packed, a.value = value.packed, a.heads = s.heads, a.latent = s.latent, a.nope = s.nope;
     a.rope = s.rope, a.v = s.v, a.scale = scale, a.slab = slab.data(), a.page_bytes = slab.page_bytes;
-    a.row_elements = slab.row_elements, a.expand_below = below, a.out = out.data<void>(), a.ld_out = out.ld();
+    a.expand_below = below, a.out = out.data<void>(), a.ld_out = out.ld();
     if (s.sparse) a.list = list.data() + static_cast<size_t>(first) * context, a.count = count.data() + first, a.width = context;
     if (s.gate) a.gate = gate.data() + static_cast<size_t>(first) * gate.ld(), a.ld_gate = gate.ld();
     return a;
@@ -197,7 +197,7 @@ TEST_P(Expanded, TheAbsorbedKernelComputesTheOthers) {
   for (int t = 0; t < 170; ++t) q.fill(t, 0, std::vector<float>(96, 1.f).data(), 96);
   AttentionArgs a{};
   a.q = q.data(), a.ld_q = q.ld(), a.q_head = 32, a.heads = 3, a.latent = 20, a.rope = 4, a.scale = 1;
-  a.slab = prompt.slab.data(), a.page_bytes = prompt.slab.page_bytes, a.row_elements = prompt.slab.row_elements;
+  a.slab = prompt.slab.data(), a.page_bytes = prompt.slab.page_bytes;
   a.out = out.data(), a.ld_out = out.ld(), a.out_head = 32, a.expand_below = kAlways;
   machine().run(table().attention, a, step.header);
   for (int t = 0; t < 170; ++t) {

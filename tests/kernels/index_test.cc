@@ -2,6 +2,7 @@
 #include <array>
 
 #include "kernels/cases.h"
+#include "kernels/index_plan.h"
 #include "reference.h"
 #include "slabs.h"
 
@@ -272,7 +273,11 @@ class Index : public KernelTest {
     a.heads = w.c.heads, a.dim = w.c.dim, a.topk = w.c.topk, a.pool = w.c.pool, a.slab = w.slab.data();
     a.page_bytes = w.slab.page_bytes, a.layer = 1, a.out = out.data(), a.count = count.data(),
     a.width = w.width;
+    std::vector<float> part_score(static_cast<size_t>(kIndexLists) * w.c.topk);
+    std::vector<int32_t> part_index(part_score.size()), part_count(kIndexLists);
+    a.part_score = part_score.data(), a.part_index = part_index.data(), a.part_count = part_count.data();
     machine().run(table().index, a, w.step.header, tasks, threads);
+    machine().run(table().index_merge, IndexMergeArgs{a}, w.step.header, tasks, threads);
     Lists lists;
     for (int t = 0; t < tokens; ++t) {
       const int32_t* row = &out[static_cast<size_t>(t) * w.width];
@@ -301,6 +306,15 @@ TEST_P(Index, ExactSelectionWithTies) {
   for (const IndexCase& c : cases::index_cases()) {
     SCOPED_TRACE(::testing::Message() << c);
     expect_exact(World(table(), c, spans_of(c), true, ++seed));
+  }
+}
+
+// Few tokens over many keys: parts of the keys are searched apart and merged, by the same order.
+TEST_P(Index, PartsAreMergedExactly) {
+  for (const IndexCase& c : {IndexCase{2, 8, 300, 1, 40000, 2}, {2, 8, 2048, 1, 20001, 1}, {2, 8, 256, 4, 80003, 3}}) {
+    SCOPED_TRACE(::testing::Message() << c);
+    const World w(table(), c, {{c.context - c.tokens, c.tokens, 0}, {c.topk - 1, 1, 1}}, true, 31);
+    expect_exact(w);
   }
 }
 
@@ -384,6 +398,25 @@ TEST_P(TopK, Rows) {
   expect_row(negative, 33, -3, "all negative, distinct");
   for (const int n : {63, 64, 65, 66}) expect_row(Keys(fine.begin(), fine.begin() + n), 65, 1, "around k");
   expect_row(Keys(5, {NAN, 0, 0}), 9, 1, "fewer than k: no score is read");
+}
+
+// The unfused form that benchmarks compare with selects the same.
+TEST_P(Index, PassesSelectTheSame) {
+  const IndexCase c{3, 40, 16, 1, 200, 37};
+  const World w(table(), c, {{c.context - c.tokens, c.tokens, 0}}, true, 5);
+  const int tokens = w.step.header.tokens, ld = 256;
+  std::vector<int32_t> out(static_cast<size_t>(tokens) * w.width), count(tokens);
+  std::vector<float> product(2 * 16 * ld), score(2 * ld);
+  IndexPassesArgs a{};
+  a.index.q = w.q.data(), a.index.ld_q = w.q.ld(), a.index.weight = w.weight.data();
+  a.index.ld_weight = w.weight.ld(), a.index.scale = w.scale, a.index.heads = c.heads, a.index.dim = c.dim;
+  a.index.topk = c.topk, a.index.pool = 1, a.index.slab = w.slab.data(), a.index.page_bytes = w.slab.page_bytes;
+  a.index.out = out.data(), a.index.count = count.data(), a.index.width = w.width;
+  a.product = product.data(), a.score = score.data(), a.ld = ld;
+  machine().run(table().index_passes, a, w.step.header, 2);
+  const Lists lists = run(w);
+  for (int t = 0; t < tokens; ++t)
+    for (int i = 0; i < count[t]; ++i) ASSERT_EQ(out[static_cast<size_t>(t) * w.width + i], lists[t][i]) << "token " << t;
 }
 
 // Forced selections replace the kernel's own for the attention behind it; seen ones show what it would have

@@ -6,7 +6,7 @@
 
 namespace weft::test {
 
-// Latent rows: [pages][kPageTokens][row_elements].
+// Latent rows in operands: [pages][kPageTokens][row_elements].
 class LatentSlab {
  public:
   LatentSlab(const KernelTable& table, int pages, int width)

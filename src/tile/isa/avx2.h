@@ -90,6 +90,11 @@ static inline __m256 widen8(const bf16* p) {
       _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
 }
 static inline V load(const bf16* p) { return {widen8(p), widen8(p + 8)}; }
+static inline V load_n(const bf16* p, int n) {
+  alignas(32) bf16 lane[16] = {};
+  for (int i = 0; i < 16 && i < n; ++i) lane[i] = p[i];
+  return load(lane);
+}
 static inline __m256 low8(const bf16* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));
 }
@@ -100,6 +105,36 @@ static inline __m256 high8(const bf16* p) {
 static inline V even(const bf16* line) { return {low8(line), low8(line + 16)}; }
 static inline V odd(const bf16* line) { return {high8(line), high8(line + 16)}; }
 
+static inline void copy_line(void* to, const void* from) { __builtin_memcpy(to, from, 64); }
+static inline void expand_e4m3_row(float* dst, const uint8_t* codes, int exponent) {
+  for (int i = 0; i < 64; ++i) dst[i] = widen(bf16{kE4m3Bf16.bits[codes[i]]}) * pow2(exponent);
+}
+// Weights of two keys as the product reads them: side by side where operands are bf16, one line after the other here.
+static inline void store_pairs(float* line, V x, V y) { store(line, x), store(line + 16, y); }
+static inline int compress(float* dst, V x, M m) {
+  float lane[16];
+  store(lane, x);
+  int n = 0;
+  for (uint32_t left = bits(m); left; left &= left - 1) dst[n++] = lane[__builtin_ctz(left)];
+  return n;
+}
+static inline int compress(int32_t* dst, const int32_t* src, M m) {
+  int n = 0;
+  for (uint32_t left = bits(m); left; left &= left - 1) dst[n++] = src[__builtin_ctz(left)];
+  return n;
+}
+static inline int compress_range(int32_t* dst, int first, M m) {
+  int n = 0;
+  for (uint32_t left = bits(m); left; left &= left - 1) dst[n++] = first + __builtin_ctz(left);
+  return n;
+}
+
+static inline V round_e4m3(V x) {
+  float lane[16];
+  store(lane, x);
+  for (float& v : lane) v = e4m3_to_float(float_to_e4m3(v));
+  return load(lane);
+}
 static inline void prefetch(const void* p) { __builtin_prefetch(p); }
 static inline void expand_bytes(bf16* dst, const uint8_t* line, int lines, const ByteTable& table) {
   for (int i = 0; i < 32 * lines; ++i)
@@ -155,7 +190,7 @@ static inline void expand_mxfp4(bf16* dst, const uint8_t* line, const uint8_t* e
       }
     }
 }
-static inline void transpose16(uint32_t* dst, const uint32_t* const* row) {
+static inline void transpose16(uint32_t* dst, const uint32_t* const* row, int ld = 16) {
   for (int c = 0; c < 16; ++c)
-    for (int r = 0; r < 16; ++r) dst[c * 16 + r] = row[r][c];
+    for (int r = 0; r < 16; ++r) dst[c * ld + r] = row[r][c];
 }

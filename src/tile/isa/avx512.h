@@ -67,6 +67,21 @@ static inline void sigmoid_coarse(V (&x)[N]) {
   for (int i = 0; i < N; ++i) x[i] = _mm512_rcp14_ps(p[i]);
 }
 
+// A register and a full store: the masked store of the compressed form is microcode on Zen 4.
+static inline int compress(float* dst, V x, M m) {
+  _mm512_storeu_ps(dst, _mm512_maskz_compress_ps(m.m, x));
+  return __builtin_popcount(m.m);
+}
+static inline int compress(int32_t* dst, const int32_t* src, M m) {
+  _mm512_storeu_si512(dst, _mm512_maskz_compress_epi32(m.m, _mm512_loadu_si512(src)));
+  return __builtin_popcount(m.m);
+}
+static inline int compress_range(int32_t* dst, int first, M m) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  _mm512_storeu_si512(dst, _mm512_maskz_compress_epi32(m.m, _mm512_add_epi32(lane, _mm512_set1_epi32(first))));
+  return __builtin_popcount(m.m);
+}
+
 static inline float widen(bf16 x) {
   const uint32_t b = static_cast<uint32_t>(x.bits) << 16;
   float f;
@@ -106,6 +121,22 @@ static inline void dot_quads(Line& acc, Line a, Line b) {
 }
 static inline void store(bf16* p, V x, V y) {  // 32 values
   _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(y, x)));
+}
+// The same with signed lines: 128 is added to them here and taken off in the first value of acc.
+static inline Line ints(int32_t x) { return _mm512_set1_epi32(x); }
+static inline Line biased_line(const int8_t* p) { return _mm512_xor_si512(raw(p), _mm512_set1_epi8(-128)); }
+static inline void dot_quad(Line& acc, Line biased, const int8_t* a) {
+  int quad;
+  __builtin_memcpy(&quad, a, 4);
+  dot_quads(acc, biased, _mm512_set1_epi32(quad));
+}
+static inline V to_float(Line x) { return _mm512_cvtepi32_ps(x); }
+static inline V load_int(const float* p) { return _mm512_cvtepi32_ps(raw(p)); }
+// line[2 i] = x[i], line[2 i + 1] = y[i]
+static inline void store_pairs(bf16* line, V x, V y) {
+  const __m512i low = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
+  const __m512i high = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(y)));
+  _mm512_storeu_si512(line, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
 }
 // 16 columns of two rows side by side: one line of a panel whose k runs along rows
 static inline void interleave(bf16* line, const bf16* row0, const bf16* row1) {
@@ -167,6 +198,33 @@ static inline void expand_bytes(bf16* dst, const uint8_t* line, int lines, const
     _mm512_storeu_si512(dst + 64 * i + 32, b);
   }
 }
+static inline V round_e4m3(V x) {
+  const __m512i b = _mm512_castps_si512(x), body = _mm512_set1_epi32(0x7fffffff), i = _mm512_and_si512(b, body);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(i, 20), _mm512_set1_epi32(1));
+  const __m512i three = _mm512_andnot_si512(_mm512_set1_epi32(0xfffff), _mm512_add_epi32(_mm512_add_epi32(i, odd), _mm512_set1_epi32(0x7ffff)));
+  const V size = _mm512_castsi512_ps(i), unit = set1(24576.f);  // below 2^-6: multiples of 2^-9
+  const V y = select(less(size, set1(0x1p-6f)), (size + unit) - unit, _mm512_castsi512_ps(three));
+  return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(y), _mm512_andnot_si512(body, b)));
+}
+static inline void store_int8(int8_t* p, V x) {  // integers in -127..127
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+static inline void copy_line(void* to, const void* from) { _mm512_storeu_si512(to, raw(from)); }
+// 64 codes in order, times 2^exponent. A NaN code must come with an exponent of 0.
+static inline void expand_e4m3_row(bf16* dst, const uint8_t* codes, int exponent) {
+  const ByteLookup look(kE4m3Bytes);
+  // unpacking interleaves inside 128-bit lanes: quadwords go where they come out in order
+  const __m512i code = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), raw(codes));
+  const __m512i high = _mm512_permutex2var_epi8(look.h0, code, look.h1), low = _mm512_permutex2var_epi8(look.l0, code, look.l1);
+  const __m512i add = _mm512_set1_epi16(static_cast<short>(exponent * 128)), none = _mm512_setzero_si512();
+  const __m512i sign = _mm512_set1_epi16(-0x8000);
+  const __m512i part[2] = {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
+  const __m512i signs[2] = {_mm512_unpacklo_epi8(none, code), _mm512_unpackhi_epi8(none, code)};
+  for (int i = 0; i < 2; ++i) {
+    const __m512i x = _mm512_mask_add_epi16(part[i], _mm512_test_epi16_mask(part[i], part[i]), part[i], add);
+    _mm512_storeu_si512(dst + 32 * i, _mm512_ternarylogic_epi64(x, signs[i], sign, 0xf8));  // x | (signs & sign)
+  }
+}
 // (191 - e) in the exponent of both lanes of a column
 static inline __m512i scale_steps(const uint8_t* e8m0) {
   const __m512i d = _mm512_slli_epi32(
@@ -206,7 +264,7 @@ static inline void expand_mxfp4(bf16* dst, const uint8_t* line, const uint8_t* e
     }
   }
 }
-static inline void transpose16(uint32_t* dst, const uint32_t* const* row) {
+static inline void transpose16(uint32_t* dst, const uint32_t* const* row, int ld = 16) {
   __m512i r[16], a[16], b[16];
   for (int i = 0; i < 16; ++i) r[i] = raw(row[i]);
   for (int i = 0; i < 16; i += 2) {
@@ -223,9 +281,9 @@ static inline void transpose16(uint32_t* dst, const uint32_t* const* row) {
   for (int j = 0; j < 4; ++j) {
     const __m512i c0 = _mm512_shuffle_i32x4(b[j], b[4 + j], 0x88), c1 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0x88);
     const __m512i d0 = _mm512_shuffle_i32x4(b[j], b[4 + j], 0xdd), d1 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0xdd);
-    _mm512_storeu_si512(dst + 16 * j, _mm512_shuffle_i32x4(c0, c1, 0x88));
-    _mm512_storeu_si512(dst + 16 * (4 + j), _mm512_shuffle_i32x4(d0, d1, 0x88));
-    _mm512_storeu_si512(dst + 16 * (8 + j), _mm512_shuffle_i32x4(c0, c1, 0xdd));
-    _mm512_storeu_si512(dst + 16 * (12 + j), _mm512_shuffle_i32x4(d0, d1, 0xdd));
+    _mm512_storeu_si512(dst + ld * j, _mm512_shuffle_i32x4(c0, c1, 0x88));
+    _mm512_storeu_si512(dst + ld * (4 + j), _mm512_shuffle_i32x4(d0, d1, 0x88));
+    _mm512_storeu_si512(dst + ld * (8 + j), _mm512_shuffle_i32x4(c0, c1, 0xdd));
+    _mm512_storeu_si512(dst + ld * (12 + j), _mm512_shuffle_i32x4(d0, d1, 0xdd));
   }
 }

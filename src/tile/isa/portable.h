@@ -72,8 +72,26 @@ static inline float widen(bf16 x) {
   return f;
 }
 static inline V load(const bf16* p) { V r; EACH r.v[i] = widen(p[i]); return r; }
+static inline V load_n(const bf16* p, int n) { V r; EACH r.v[i] = i < n ? widen(p[i]) : 0.f; return r; }
 static inline V even(const bf16* line) { V r; EACH r.v[i] = widen(line[2 * i]); return r; }
 static inline V odd(const bf16* line) { V r; EACH r.v[i] = widen(line[2 * i + 1]); return r; }
+
+static inline void copy_line(void* to, const void* from) { __builtin_memcpy(to, from, 64); }
+// Weights of two keys as the product reads them: side by side where operands are bf16, one line after the other here.
+static inline void store_pairs(float* line, V x, V y) { store(line, x), store(line + 16, y); }
+// The chosen lanes packed at dst, which has room for 16; how many they are.
+static inline int compress(float* dst, V a, M m) { int n = 0; EACH if (m.bits >> i & 1) dst[n++] = a.v[i]; return n; }
+static inline int compress(int32_t* dst, const int32_t* src, M m) { int n = 0; EACH if (m.bits >> i & 1) dst[n++] = src[i]; return n; }
+static inline int compress_range(int32_t* dst, int first, M m) {  // of first, first + 1, ...
+  int n = 0;
+  EACH if (m.bits >> i & 1) dst[n++] = first + i;
+  return n;
+}
+
+// 64 codes in order, times 2^exponent. A NaN code must come with an exponent of 0.
+static inline void expand_e4m3_row(float* dst, const uint8_t* codes, int exponent) {
+  for (int i = 0; i < 64; ++i) dst[i] = widen(bf16{kE4m3Bf16.bits[codes[i]]}) * pow2(exponent);
+}
 
 static inline void prefetch(const void* p) { __builtin_prefetch(p); }
 // Expand 64-byte lines of codes (packed.h) to bf16 lines: byte codes to two each, by a table.
@@ -101,9 +119,16 @@ static inline void expand_mxfp4(bf16* dst, const uint8_t* line, const uint8_t* e
         dst[i / 32 * 128 + 32 * n + i % 32].bits = scaled_down(kE2m1Bf16[codes >> (4 * n) & 15], by);
     }
 }
-// dst[c] = row[c'] of 16 rows of 16 dwords, transposed
-static inline void transpose16(uint32_t* dst, const uint32_t* const* row) {
+// Nearest E4M3 value, |x| <= 448, ties to even.
+static inline V round_e4m3(V x) {
+  float lane[16];
+  store(lane, x);
+  for (float& v : lane) v = e4m3_to_float(float_to_e4m3(v));
+  return load(lane);
+}
+// dst[c * ld + r] = row[r][c] of 16 rows of 16 dwords
+static inline void transpose16(uint32_t* dst, const uint32_t* const* row, int ld = 16) {
   for (int c = 0; c < 16; ++c)
-    for (int r = 0; r < 16; ++r) dst[c * 16 + r] = row[r][c];
+    for (int r = 0; r < 16; ++r) dst[c * ld + r] = row[r][c];
 }
 #undef EACH

@@ -1,0 +1,50 @@
+// The latent rows of a sequence as both attentions read them: by position or by list, a block at a time, as
+// operands.
+
+struct LatentRows {
+  const std::byte* slab;
+  size_t page_bytes, row_bytes;
+  const int32_t* pages;
+  const int32_t* list;  // null: positions
+  int latent, rope, width;
+  LatentFormat format;
+
+  template <class Args>
+  LatentRows(const Args& a, const StepHeader& step, int t, const int32_t* list)
+      : slab(a.slab),
+        page_bytes(a.page_bytes),
+        row_bytes(latent_row_bytes(a.format, a.latent, a.rope, sizeof(op_t))),
+        pages(step.block_table + static_cast<size_t>(step.span[step.span_of[t]].table) * step.table_stride),
+        list(list),
+        latent(a.latent),
+        rope(a.rope),
+        width(round_up(a.latent + a.rope, kStep)),
+        format(a.format) {}
+  const std::byte* at(int i) const {
+    const int position = list ? list[i] : i;
+    return slab + static_cast<size_t>(pages[position / kPageTokens]) * page_bytes +
+           position % kPageTokens * row_bytes;
+  }
+  void fetch(int i) const {
+    const std::byte* row = at(i);
+    for (size_t line = 0; line < row_bytes; line += 64) __builtin_prefetch(row + line, 0, 2);
+  }
+  // Row i as `width` operands; writes up to 64 more.
+  void read(op_t* to, int i) const {
+    const std::byte* row = at(i);
+    if (format == LatentFormat::operand) {
+      copy_row(to, reinterpret_cast<const op_t*>(row), width);
+      return;
+    }
+    const auto* codes = reinterpret_cast<const uint8_t*>(row);
+    const int stored = round_up(latent, kCodeLine), tiles = (latent + kScaleBlock - 1) / kScaleBlock;
+    for (int c = 0; c < stored; c += kCodeLine) {
+      uint32_t scale;  // a power of two
+      __builtin_memcpy(&scale, codes + stored + c / kScaleBlock * 4, 4);
+      expand_e4m3_row(to + c, codes + c, static_cast<int>(scale >> 23) - 127);
+    }
+    const auto* pe = reinterpret_cast<const bf16*>(codes + stored + tiles * 4);
+    for (int c = 0; c < rope; c += 16) store_n(to + latent + c, load_n(pe + c, rope - c), rope - c);
+    clear(to, latent + rope, width);
+  }
+};
