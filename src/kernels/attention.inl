@@ -16,7 +16,7 @@ static constexpr int kListBlock = 256;
 static constexpr int kListBlock = 128;
 #endif
 static constexpr int kAttentionRows = 128;
-static constexpr int kChunk = 32;  // keys whose scores are made while the next ones are gathered
+static constexpr int kChunk = 32;  // keys of one call of the product
 // A row's largest exponent may rise by this (in powers of two) before its sums are scaled down.
 static constexpr float kStaleTop = 8;
 
@@ -35,19 +35,13 @@ struct AttentionRoom {
         line_panel(kListBlock * kPanel + 32) {
     q = scratch.take<op_t>(static_cast<size_t>(this->rows) * width);
     p = scratch.take<op_t>(static_cast<size_t>(this->rows) * ld_p);
-    gathered =
-        scratch.take<op_t>(static_cast<size_t>(kBf16Operands ? 2 * kChunk : kListBlock) * width + kCodeLine);
+    gathered = scratch.take<op_t>(static_cast<size_t>(kListBlock) * width + kCodeLine);
     lines = scratch.take<op_t>(kBf16Operands ? value_width / kPanel * line_panel : 0);
     s = scratch.take<float>(static_cast<size_t>(kListBlock) * this->rows);
     o = scratch.take<float>(static_cast<size_t>(this->rows) * ld_o);
     top = scratch.take<float>(this->rows);
     sum = scratch.take<float>(this->rows);
     keep = scratch.take<float>(this->rows);
-  }
-  // Keys [j, j + kChunk) of the block. In bf16 the values live on as lines, and two chunks of rows are
-  // enough.
-  op_t* chunk(int j) const {
-    return gathered + static_cast<size_t>(kBf16Operands ? j % (2 * kChunk) : j) * width;
   }
 };
 
@@ -59,33 +53,21 @@ static inline void pair_values(const AttentionRoom& w, const Op* pair, int j) {
       interleave(w.lines + c / kPanel * w.line_panel + j * kPanel, pair + c, pair + w.width + c);
 }
 
-// Keys [j, end) of a block that starts at list position `first` and has `count` keys, two at a time; beyond
-// count zeros. Asks for the rows of the next block as well.
-struct Gather {
-  const AttentionRoom& w;
-  const LatentRows& from;
-  int first, count, total, j, end;
-  int turn = 0;
-  void pair() {
-    op_t* rows = w.chunk(j);
+// Keys [0, keys) of a block that starts at list position `first` and has `count` of them; zeros behind.
+// (Beside the scores of earlier keys it costs as much: its stores to L2 fill the store buffer, and the tile
+// products wait for that.)
+static inline void gather(const AttentionRoom& w, const LatentRows& from, int first, int count, int keys) {
+  for (int j = 0; j < keys; j += 2) {
+    op_t* rows = w.gathered + static_cast<size_t>(j) * w.width;
     for (int i = 0; i < 2; ++i) {
-      const int key = j + i, ahead = first + kListBlock + key;
-      if (ahead < total) from.fetch(ahead);
-      if (key < count)
-        from.read(rows + i * w.width, first + key);
+      if (j + i < count)
+        from.read(rows + i * w.width, first + j + i);
       else
         __builtin_memset(rows + i * w.width, 0, w.width * sizeof(op_t));
     }
     pair_values(w, rows, j);
-    j += 2;
   }
-  void step() {  // a chunk of 32 keys takes three or more steps a pair
-    if (++turn % 3 == 0 && j < end) pair();
-  }
-  void finish() {
-    while (j < end) pair();
-  }
-};
+}
 
 // Softmax over the block of some panels of 16 rows: weights into p, tops and sums updated, keep[row] what the
 // values so far are to be scaled by. Row lane i sees the first seen[i] keys; four keys a step.
@@ -152,17 +134,13 @@ struct Softmax {
   }
 };
 
-// S^T of one chunk of keys, and O += P V of two panels of rows, each beside other work.
-template <class Op, class Side>
-static inline void score_chunk(const AttentionRoom& w, const Op* keys, float* s, Side& side) {
-  const size_t panel = static_cast<size_t>(w.width) * kPanel;
-  if constexpr (sizeof(Op) == 2) {
-    mma_beside(s, w.rows, keys, w.width, w.q, panel, kChunk, w.rows / kPanel, w.width, false, side);
-  } else {
-    mma(s, w.rows, keys, w.width, w.q, panel, kPanel, kChunk, w.rows / kPanel, w.width, false);
-    side.finish();
-  }
+// S^T of kChunk keys.
+template <class Op>
+static inline void score_chunk(const AttentionRoom& w, const Op* keys, float* s) {
+  mma_keys(s, w.rows, keys, w.width, w.q, kChunk, w.rows / kPanel, w.width);
 }
+
+// O += P V for some panels of rows, beside other work.
 template <class Op, class Side>
 static inline void add_values(const AttentionRoom& w, const Op* p, int row, int rows, int keys, Side& side) {
   float* o = w.o + static_cast<size_t>(row) * w.ld_o;
@@ -222,11 +200,12 @@ static inline void attend(const AttentionArgs& a, const StepHeader& step, Scratc
   for (int i = 0; i < min_int(total, kListBlock); ++i) from.fetch(i);
   for (int first = 0; first < total; first += kListBlock) {
     const int count = min_int(kListBlock, total - first), keys = round_up(count, kChunk);
-    Gather gather{w, from, first, count, total, 0, min_int(kChunk, keys)};
-    gather.finish();
+    gather(w, from, first, count, keys);
+    int ahead = first + kListBlock;  // rows of the next block, fetched while this one is scored
+    const int ahead_end = min_int(total, ahead + kListBlock), share = kListBlock / (keys / kChunk);
     for (int j = 0; j < keys; j += kChunk) {
-      gather.end = min_int(keys, j + 2 * kChunk);
-      score_chunk(w, w.chunk(j), w.s + static_cast<size_t>(j) * w.rows, gather);
+      for (const int stop = min_int(ahead_end, ahead + share); ahead < stop; ++ahead) from.fetch(ahead);
+      score_chunk(w, w.gathered + static_cast<size_t>(j) * w.width, w.s + static_cast<size_t>(j) * w.rows);
     }
     for (int r = 0; r < w.rows; ++r) {
       const int token = min_int(r, rows - 1) / heads;

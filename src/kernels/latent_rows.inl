@@ -25,9 +25,11 @@ struct LatentRows {
     return slab + static_cast<size_t>(pages[position / kPageTokens]) * page_bytes +
            position % kPageTokens * row_bytes;
   }
+  // Two lines: the hardware's streamer sees the start and brings the rest. All 18 lines of a row kept the fill buffers
+  // so busy that the tile loads of the products waited (SFA of cold rows 1.1 instead of 0.95 ms).
   void fetch(int i) const {
     const std::byte* row = at(i);
-    for (size_t line = 0; line < row_bytes; line += 64) __builtin_prefetch(row + line, 0, 2);
+    __builtin_prefetch(row, 0, 2), __builtin_prefetch(row + 64, 0, 2);
   }
   // Row i as `width` operands; writes up to 64 more.
   void read(op_t* to, int i) const {
