@@ -314,6 +314,7 @@ static void index_passes(const IndexPassesArgs& args, const Call& call) {
     const IndexScan s(a, step, t);
     const int keys = step.position[t] + 1, panels = s.panels(keys);
     op_t* q = scratch.take<op_t>(static_cast<size_t>(rows) * width);
+    __builtin_memset(q, 0, static_cast<size_t>(rows) * width * sizeof(op_t));
     for (int h = 0; h < a.heads; ++h)
       OperandKeys::query(q + static_cast<size_t>(h) * width, nullptr, nullptr,
                          static_cast<const op_t*>(a.q) + static_cast<size_t>(t) * a.ld_q + h * a.dim, a.dim);
