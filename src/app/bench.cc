@@ -4,76 +4,18 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
-#include <random>
 
 #include "app/bench_lab.h"
+#include "app/bench_rig.h"
 #include "app/report.h"
 #include "base/check.h"
 #include "base/cpu.h"
 #include "base/memory.h"
-#include "engine/direct.h"
 
 namespace weft {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-class Rig {
- public:
-  explicit Rig(const EngineOptions& options) : direct_({one_saved_state(options)}) {}
-
-  void read(int tokens) {
-    while (tokens > 0) {
-      const int n = std::min(tokens, direct_.chunk());
-      step(n, tokens == n ? WantLogits::last : WantLogits::none);
-      tokens -= n;
-    }
-  }
-  void generate(int tokens) {
-    for (int i = 0; i < tokens; ++i) step(1, WantLogits::last);
-  }
-  // Makes `depth` tokens the place to come back to.
-  void start_at(int depth) {
-    direct_.restart();
-    read(depth);
-    direct_.sequence().checkpoint();
-  }
-  void back_to(int depth) { direct_.sequence().truncate(depth); }
-
-  // What every kernel of the steps of `work` must move and multiply.
-  template <class F>
-  std::vector<Cost> costs(const F& work) {
-    counting_ = true, costs_.clear();
-    work();
-    counting_ = false;
-    return costs_;
-  }
-
-  const Direct& direct() const { return direct_; }
-  const Model& model() const { return direct_.model(); }
-
- private:
-  static EngineOptions one_saved_state(EngineOptions options) {  // every repeat goes back to the depth
-    options.checkpoints = 1;
-    return options;
-  }
-  void step(int n, WantLogits want) {
-    ids_.resize(n);
-    std::uniform_int_distribution<int32_t> id(0, model().config().vocab - 1);
-    for (int32_t& token : ids_) token = id(random_);
-    direct_.forward(ids_, want, [&](const StepHeader& step) {
-      if (counting_)
-        for (const Node& node : model().parts().graph.nodes())
-          costs_.push_back(node.cost(node.args.data(), step));
-    });
-  }
-
-  Direct direct_;
-  std::vector<int32_t> ids_;
-  std::mt19937 random_{1};
-  bool counting_ = false;
-  std::vector<Cost> costs_;
-};
 
 void check_options(const BenchOptions& options) {
   const auto none_negative = [](const std::vector<int>& values, const char* flag) {
@@ -97,7 +39,7 @@ int longest(const BenchOptions& options) {
 }
 
 template <class F>
-BenchRow measure(Rig& rig, const BenchOptions& options, BenchRow row, int tokens, const F& work) {
+BenchRow measure(BenchRig& rig, const BenchOptions& options, BenchRow row, int tokens, const F& work) {
   rig.back_to(row.depth);
   row.costs = rig.costs(work);  // the warm-up
   std::vector<double> rates;
@@ -192,7 +134,7 @@ BenchReport bench_model(const BenchOptions& options) {
     engine.context = longest(options);
   else if (engine.context < longest(options))
     usage("-c {}: the tests need {} tokens", engine.context, longest(options));
-  Rig rig(engine);
+  BenchRig rig(engine);
   BenchReport report;
   report.model = rig.model().checkpoint().name();
   report.family = rig.model().config().family;
@@ -228,6 +170,7 @@ void add_bench(CLI::App& app) {
   sub->require_subcommand(1);
   add_bench_machine(*sub);
   add_bench_kernels(*sub);
+  add_bench_exec(*sub);
   CLI::App* model = sub->add_subcommand("model", "Tokens per second of a model: reading prompts, generating");
   auto flags = std::make_shared<Flags>();
   add_engine_flags(*model, flags->common);

@@ -39,6 +39,7 @@ BenchReport bench_model(const BenchOptions& options);
 // The other subcommands of `weft bench`.
 void add_bench_machine(CLI::App& bench);
 void add_bench_kernels(CLI::App& bench);
+void add_bench_exec(CLI::App& bench);
 
 double median(std::vector<double> values);            // 0 for none
 double deviation(const std::vector<double>& values);  // n - 1; 0 for fewer than two

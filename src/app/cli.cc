@@ -169,6 +169,7 @@ EngineOptions engine_options(const CommonFlags& flags) {
                         : flags.index_cache == "int8" ? IndexFormat::int8
                                                       : IndexFormat::operand;
   options.latent_cache = flags.latent_cache == "fp8" ? LatentFormat::fp8 : LatentFormat::operand;
+  options.trace = !flags.trace.empty();
   options.check_memory = flags.check_memory;
   return options;
 }

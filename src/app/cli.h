@@ -42,6 +42,7 @@ struct CommonFlags {
   std::string index_cache = "bf16";   // --index-cache: bf16, mxfp8, int8
   std::string latent_cache = "bf16";  // --latent-cache: bf16, fp8
   std::string dsa = "sparse";  // --dsa: sparse, dense, recent
+  std::string trace;           // --trace of the commands that have it: FILE
   std::string exec = "super";  // --exec: ops, streams, super
   std::string tier = "bf16";   // --tier: a name or a file
   bool check_memory = true;    // --no-memory-check clears it

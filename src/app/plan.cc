@@ -2,7 +2,9 @@
 #include <memory>
 
 #include "app/cli.h"
+#include "app/explain.h"
 #include "app/report.h"
+#include "base/check.h"
 #include "base/cpu.h"
 #include "base/memory.h"
 #include "kernels/dispatch.h"
@@ -15,7 +17,8 @@ namespace {
 struct PlanFlags {
   CommonFlags common;
   int sequences = 1, checkpoints = EngineOptions{}.checkpoints;
-  bool json = false;
+  bool json = false, explain = false;
+  int depth = 0;
 };
 
 struct Plan {
@@ -26,16 +29,19 @@ struct Plan {
   std::string expert_format;
 };
 
-Plan make_plan(const PlanFlags& flags) {
+Model plan_model(const PlanFlags& flags) {
   const EngineOptions options = engine_options(flags.common);
-  const KernelTable& kernels = choose_kernels(options.isa, cpu_features());
   BuildOptions build = build_options(options);
   build.max_logits = std::max(build.max_logits, flags.sequences);
-  const Model model(options.model, kernels, build);
+  return {options.model, choose_kernels(options.isa, cpu_features()), build};
+}
+
+Plan make_plan(const PlanFlags& flags, const Model& model) {
+  const EngineOptions options = engine_options(flags.common);
   Plan plan;
   plan.model = model.checkpoint().path();
   plan.family = model.config().family;
-  plan.isa = kernels.isa;
+  plan.isa = model.kernels().isa;
   plan.tier = options.tier.name;
   plan.chunk = options.chunk;
   plan.sequences = flags.sequences;
@@ -45,7 +51,7 @@ Plan make_plan(const PlanFlags& flags) {
   plan.context = limits.max_tokens;
   plan.memory = model.memory(limits, plan.threads);
   plan.state_per_sequence = model.cache_shape().slot_bytes;
-  plan.mla = explain_mla(build, model.config());
+  plan.mla = explain_mla(build_options(options), model.config());
   plan.index_cache = flags.common.index_cache, plan.latent_cache = flags.common.latent_cache;
   plan.available = available_memory();
   for (const Matrix& m : model.parts().weights.matrices)
@@ -126,13 +132,20 @@ void add_plan(CLI::App& app) {
          fmt::format("Saved states, for conversations that go back (default: {})", flags->checkpoints))
       ->type_name("N")
       ->check(CLI::Range(0, 65536));
+  sub->add_flag("--explain", flags->explain, "Also every node of a step: stage, stream, tasks, bytes, what it waits for");
+  sub->add_option("--depth", flags->depth, "Context the explained steps lie behind (default: 0)")
+      ->type_name("N")
+      ->check(CLI::Range(0, 1 << 24));
   sub->add_flag("--json", flags->json, "As JSON");
   sub->callback([flags] {
-    const Plan plan = make_plan(*flags);
+    if (flags->json && flags->explain) usage("--json and --explain: choose one");
+    const Model model = plan_model(*flags);
+    const Plan plan = make_plan(*flags, model);
     if (flags->json)
       print_json(plan_json(plan));
     else
       print_plan(plan);
+    if (flags->explain) explain_steps(model, plan.threads, flags->depth);
   });
 }
 

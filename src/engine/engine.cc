@@ -93,6 +93,10 @@ Engine::Engine(const EngineOptions& options) {
   model_->load(*team_, options.on_load);
   caches_ = std::make_unique<Caches>(model_->cache_shape(), limits_);
   model_->bind(*caches_, *team_);
+  if (options.trace) {
+    trace_ = std::make_unique<Trace>(model_->parts().graph, count);
+    model_->executor().trace(trace_.get());
+  }
   batch_ = std::make_unique<Batch>(options.chunk, build.max_logits, options.sequences, limits_.max_tokens);
   sampler_ = std::make_unique<Sampler>(model_->config().vocab, tokenizer_ ? tokenizer_->vocab_size() : INT32_MAX);
   end_tokens_ = {model_->config().stop.begin(), model_->config().stop.end()};
@@ -102,6 +106,11 @@ Engine::Engine(const EngineOptions& options) {
 }
 
 Engine::~Engine() = default;
+
+void Engine::save_trace(const std::string& path) const {
+  WEFT_CHECK(trace_, "the engine was made without a trace");
+  trace_->write(path);
+}
 
 const Tokenizer& Engine::tokenizer() const {
   if (!tokenizer_) throw Error(tokenizer_error_);

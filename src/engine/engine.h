@@ -32,6 +32,7 @@ struct EngineOptions {
   Tier tier;
   IndexFormat index_cache = IndexFormat::operand;
   LatentFormat latent_cache = LatentFormat::operand;
+  bool trace = false;       // keep what ran when, for save_trace()
   int sequences = 1;        // at once
   int checkpoints = 2;      // saved states, for conversations that go back
   bool check_memory = true; // refuse what does not fit, before loading
@@ -59,6 +60,7 @@ class Engine {
   using Id = int64_t;
   Id submit(Request request);
   void cancel(Id id);
+  void save_trace(const std::string& path) const;  // Chrome trace JSON; error: the file cannot be written
   // One step; false when there is nothing to do. The results of finished requests wait in take().
   bool step();
   std::optional<Result> take(Id id);
@@ -87,6 +89,7 @@ class Engine {
   std::string tokenizer_error_;
   std::unique_ptr<Team> team_;
   std::unique_ptr<Model> model_;
+  std::unique_ptr<Trace> trace_;
   CacheLimits limits_;
   MemoryPlan memory_;
   std::unique_ptr<Caches> caches_;

@@ -34,6 +34,12 @@ void Graph::append(Node node, std::vector<Fixup> fixups) {
   nodes_.push_back(std::move(node));
 }
 
+Graph Graph::hollow() const {
+  Graph copy = *this;
+  for (Node& node : copy.nodes_) node.invoke = [](const void*, const void*, const Call&) {};
+  return copy;
+}
+
 size_t Graph::value_bytes() const {
   size_t sum = 0;
   for (const SlotInfo& slot : slots_)

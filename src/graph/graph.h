@@ -69,6 +69,7 @@ class Graph {
   Make<Args> make(const char* op, std::string label, KernelFn<Args> kernel);
 
   const std::vector<Node>& nodes() const { return nodes_; }
+  Graph hollow() const;  // the same, whose kernels do nothing: what running it costs by itself
 
   // Dependencies, stages and arena offsets. Two values share memory only if every use of one is complete
   // before the other's first can begin, whatever valid schedule runs. After it only bind() and patch() may

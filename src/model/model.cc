@@ -109,8 +109,11 @@ void Model::bind(Caches& caches, Team& team) {
   arena_ = Buffer(graph.arena_bytes() + 4096);
   graph.patch(arena_.as<std::byte>());
   state_stride_ = caches.states().stride();
-  executor_ = std::make_unique<Executor>(team, graph, builder_->options.exec);
+  team_ = &team;
+  exec(builder_->options.exec);
 }
+
+void Model::exec(ExecMode mode) { executor_ = std::make_unique<Executor>(*team_, builder_->graph, mode); }
 
 void Model::run(StepHeader step) {
   WEFT_CHECK(step.tokens <= builder_->options.max_tokens && step.logit_rows <= builder_->options.max_logits,

@@ -52,6 +52,7 @@ class Model {
   std::string first_nonfinite(int token) const;
 
   Executor& executor() { return *executor_; }  // after bind(): statistics, traces
+  void exec(ExecMode mode);                    // after bind(): from now on
 
   // Values named by Builder::trace (BuildOptions::trace): rows of the last step.
   const float* trace(const std::string& name) const;
@@ -62,6 +63,7 @@ class Model {
   const Arch* arch_;
   ModelConfig config_;
   std::unique_ptr<Builder> builder_;
+  Team* team_ = nullptr;
   std::unique_ptr<Executor> executor_;
   Buffer arena_, logits_;
   std::map<std::string, Buffer> traces_;
