@@ -66,7 +66,7 @@ int parse_and_run(int argc, char** argv) {
   // A later flag wins, so that a script's flags can be overridden by appending.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   for (auto add : {add_run, add_chat, add_ask, add_tokenize, add_inspect, add_plan, add_synth, add_quantize,
-                   add_verify, add_eval, add_bench, add_isa})
+                   add_verify, add_eval, add_bench, add_isa, add_cache})
     add(app);
   app.footer(kFooter);  // after them: they would inherit it
   try {
@@ -135,6 +135,9 @@ void add_engine_flags(CLI::App& sub, CommonFlags& flags, bool positional) {
   sub.add_option("--latent-cache", flags.latent_cache, "MLA's latent rows stored as bf16 (default) or fp8")
       ->type_name("FORMAT")
       ->check(CLI::IsMember({"bf16", "fp8"}));
+  sub.add_option("--cache-dir", flags.cache_dir, "Where packed weights are kept between starts (default: ~/.cache/weft)")
+      ->type_name("DIR");
+  sub.add_flag("!--no-cache", flags.cache, "Neither read nor keep packed weights");
   sub.add_flag("!--no-memory-check", flags.check_memory,
                "Load even if the plan exceeds the memory available");
 }
@@ -170,6 +173,8 @@ EngineOptions engine_options(const CommonFlags& flags) {
                                                       : IndexFormat::operand;
   options.latent_cache = flags.latent_cache == "fp8" ? LatentFormat::fp8 : LatentFormat::operand;
   options.trace = !flags.trace.empty();
+  if (flags.cache) options.cache.folder = flags.cache_dir.empty() ? PackCache::default_folder() : flags.cache_dir;
+  options.cache.warn = [](const std::string& line) { fmt::print(stderr, "weft: warning: {}\n", line); };
   options.check_memory = flags.check_memory;
   return options;
 }

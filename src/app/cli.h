@@ -45,12 +45,15 @@ struct CommonFlags {
   std::string trace;           // --trace of the commands that have it: FILE
   std::string exec = "super";  // --exec: ops, streams, super
   std::string tier = "bf16";   // --tier: a name or a file
+  std::string cache_dir;       // --cache-dir, "" = PackCache::default_folder()
+  bool cache = true;           // --no-cache clears it
   bool check_memory = true;    // --no-memory-check clears it
 };
 
 // -m/--model DIR, also as the first positional argument unless that is for something else; required.
 void add_model_flag(CLI::App& sub, CommonFlags& flags, bool positional = true);
-// -m as above, -t, -c, -b, --isa, --mla, --index-cache, --latent-cache, --exec, --dsa, --tier, --no-memory-check.
+// -m as above, -t, -c, -b, --isa, --mla, --index-cache, --latent-cache, --exec, --dsa, --tier, --cache-dir,
+// --no-cache, --no-memory-check.
 // Not positional where other arguments are.
 void add_engine_flags(CLI::App& sub, CommonFlags& flags, bool positional = true);
 EngineOptions engine_options(const CommonFlags& flags);
@@ -61,6 +64,7 @@ void add_run(CLI::App& app);
 void add_chat(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_isa(CLI::App& app);
+void add_cache(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_synth(CLI::App& app);

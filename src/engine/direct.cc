@@ -22,7 +22,7 @@ Direct::Direct(const DirectOptions& options)
   if (options.engine.on_plan) options.engine.on_plan(memory_);
   if (options.engine.check_memory) check_memory(*model_, memory_);
   caches_ = std::make_unique<Caches>(model_->cache_shape(), limits);
-  model_->load(team_, options.engine.on_load);
+  model_->load(team_, options.engine.on_load, options.engine.cache);
   model_->bind(*caches_, team_);
   batch_ = std::make_unique<Batch>(chunk_, options.max_logits, 1, limits.max_tokens);
   sequence_ = caches_->create();

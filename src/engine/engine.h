@@ -33,6 +33,7 @@ struct EngineOptions {
   IndexFormat index_cache = IndexFormat::operand;
   LatentFormat latent_cache = LatentFormat::operand;
   bool trace = false;       // keep what ran when, for save_trace()
+  PackCacheOptions cache;   // of packed weights; none without a folder
   int sequences = 1;        // at once
   int checkpoints = 2;      // saved states, for conversations that go back
   bool check_memory = true; // refuse what does not fit, before loading

@@ -89,8 +89,8 @@ MemoryPlan Model::memory(const CacheLimits& limits, int threads) const {
   return plan;
 }
 
-void Model::load(Team& team, const std::function<void(const LoadProgress&)>& progress) {
-  builder_->weights.load(checkpoint_, builder_->graph, team, progress);
+void Model::load(Team& team, const std::function<void(const LoadProgress&)>& progress, const PackCacheOptions& cache) {
+  builder_->weights.load(checkpoint_, builder_->graph, team, cache, progress);
 }
 
 void Model::bind(Caches& caches, Team& team) {

@@ -42,7 +42,7 @@ class Model {
   CacheShape cache_shape() const;
   MemoryPlan memory(const CacheLimits& limits, int threads) const;
 
-  void load(Team& team, const std::function<void(const LoadProgress&)>& progress);
+  void load(Team& team, const std::function<void(const LoadProgress&)>& progress, const PackCacheOptions& cache = {});
   void bind(Caches& caches, Team& team);
 
   // Runs one step. Rows of logits() are in the order of step.logit_row. Sets step.nonfinite itself.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "graph/graph.h"
 #include "kernels/packed.h"
 #include "model/checkpoint.h"
+#include "model/pack_cache.h"
 
 namespace weft {
 
@@ -33,6 +35,7 @@ struct Vector {
   Slot slot;
   std::function<void(float*)> fill;
   std::vector<const TensorInfo*> sources;
+  const std::byte* data = nullptr;  // set by load
 };
 
 // The embedding table, kept row-major in its stored dtype.
@@ -43,6 +46,7 @@ struct Table {
   std::function<void(size_t first_row, size_t rows, std::byte* out)> fill;
   size_t rows = 0;
   std::vector<const TensorInfo*> sources;
+  const std::byte* data = nullptr;  // set by load
 };
 
 struct LoadProgress {
@@ -56,13 +60,22 @@ class Weights {
   std::vector<Table> tables;
 
   size_t bytes() const;
-  // Packs everything and binds the slots; releases each source's pages as it goes, so that file and packed form are
-  // never resident together. error: a tensor with NaN scales, a file that changed under us.
-  void load(const Checkpoint& checkpoint, Graph& graph, Team& team,
+  // Takes everything from the cache, or packs it and leaves it there; binds the slots. Packing releases each
+  // source's pages as it goes, so that file and packed form are never resident together. error: a tensor with
+  // NaN scales, a file that changed under us.
+  void load(const Checkpoint& checkpoint, Graph& graph, Team& team, const PackCacheOptions& cache,
             const std::function<void(const LoadProgress&)>& progress);
+  // Of the checkpoint and of everything the packed bytes depend on: two equal keys mean equal bytes.
+  uint64_t key(const Checkpoint& checkpoint) const;
+  bool cached() const { return !memory_.data() && bytes() > 0; }  // after load(): mapped, not packed
 
  private:
+  void place(const std::byte* base, Graph& graph);
+  void pack(const Checkpoint& checkpoint, Team& team,
+            const std::function<void(const LoadProgress&)>& progress);
+
   Buffer memory_;
+  std::unique_ptr<PackCache> cache_;  // holds the mapping
 };
 
 }  // namespace weft

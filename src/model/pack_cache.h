@@ -1,0 +1,73 @@
+// Packed weights on disk, so that a second start maps them instead of packing again.
+//
+// One file per key, written beside its name and renamed when it is complete and on disk. Nothing in it is
+// trusted: magic, version, key, length and a checksum of every block must agree, or the file is made anew. A
+// cache that cannot be read or written costs one warning and the time of packing, never a wrong weight. No
+// error leaves this class.
+//
+//   file   4096 bytes: magic, version, key, data bytes, block bytes, checksum of the table, checksum of these
+//   fields
+//          table: one XXH3 per block, padded to 4096 bytes
+//          data
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/team.h"
+
+namespace weft {
+
+struct PackCacheOptions {
+  std::string folder;                            // "" = no cache
+  size_t limit = size_t{64} << 30;               // bytes of all files; the least recently used go first
+  size_t smallest = size_t{64} << 20;            // smaller weights are packed faster than they are looked up
+  std::function<void(const std::string&)> warn;  // one line
+};
+
+struct PackCacheEntry {
+  std::string file, model;
+  size_t bytes;
+  int64_t used_ns;  // since the epoch
+};
+
+class PackCache {
+ public:
+  // model: for the file's name, so that a person recognises it.
+  PackCache(PackCacheOptions options, std::string model, uint64_t key, size_t bytes);
+  ~PackCache();
+  PackCache(const PackCache&) = delete;
+  PackCache& operator=(const PackCache&) = delete;
+
+  // The bytes, mapped read-only for the life of this object; empty when there is no valid file. Then this
+  // process holds the key's lock until store() or the end: another start of the same model waits for what
+  // this one makes.
+  std::span<const std::byte> open(Team& team);
+  void store(std::span<const std::byte> data, Team& team);
+
+  static std::string default_folder();  // $XDG_CACHE_HOME/weft, else ~/.cache/weft; "" without a home
+  static std::vector<PackCacheEntry> list(const std::string& folder);  // newest use first
+  static size_t clear(const std::string& folder);  // bytes freed. error: what cannot be removed
+
+ private:
+  bool map(Team& team);
+  void unmap();
+  bool lock();
+  void remove_leftovers() const;
+  void make_room() const;
+  void warn(const std::string& line);
+
+  PackCacheOptions options_;
+  std::string path_;
+  uint64_t key_;
+  size_t bytes_;
+  int lock_ = -1;
+  const std::byte* mapped_ = nullptr;
+  size_t mapped_bytes_ = 0;
+};
+
+}  // namespace weft
