@@ -32,38 +32,26 @@ constexpr char kSuffix[] = ".weft";
 struct Header {
   char magic[8];
   uint32_t version, reserved;
-  uint64_t key, bytes, block, table_sum;
+  uint64_t key, bytes, block, data_sum;
   uint64_t sum;  // of everything above
 };
-uint64_t header_sum(const Header& h) {
-  return XXH3_64bits(&h, offsetof(Header, sum));
-}
 
-size_t padded(size_t bytes) {
-  return (bytes + kPage - 1) / kPage * kPage;
-}
-size_t blocks(size_t bytes) {
-  return (bytes + kBlock - 1) / kBlock;
-}
-size_t data_begin(size_t bytes) {
-  return kPage + padded(blocks(bytes) * sizeof(uint64_t));
-}
-
-std::vector<uint64_t> block_sums(std::span<const std::byte> data, Team& team) {
-  std::vector<uint64_t> sums(blocks(data.size()));
+// By blocks, so that a whole team can work on it.
+uint64_t data_sum(std::span<const std::byte> data, Team& team) {
+  std::vector<uint64_t> sums((data.size() + kBlock - 1) / kBlock);
   team.run(static_cast<int>(sums.size()), [&](int i, int) {
     const size_t begin = static_cast<size_t>(i) * kBlock;
     sums[i] = XXH3_64bits(data.data() + begin, std::min(kBlock, data.size() - begin));
   });
-  return sums;
+  return XXH3_64bits(sums.data(), sums.size() * sizeof(uint64_t));
 }
 
-Header make_header(uint64_t key, size_t bytes, const std::vector<uint64_t>& table) {
+Header make_header(uint64_t key, std::span<const std::byte> data, Team& team) {
   Header h{};
   std::memcpy(h.magic, kMagic, sizeof kMagic);
-  h.version = kVersion, h.key = key, h.bytes = bytes, h.block = kBlock;
-  h.table_sum = XXH3_64bits(table.data(), table.size() * sizeof(uint64_t));
-  h.sum = header_sum(h);
+  h.version = kVersion, h.key = key, h.bytes = data.size(), h.block = kBlock;
+  h.data_sum = data_sum(data, team);
+  h.sum = XXH3_64bits(&h, offsetof(Header, sum));
   return h;
 }
 
@@ -145,7 +133,7 @@ bool PackCache::map(Team& team) {
   const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return false;
   struct stat info = {};
-  const size_t begin = data_begin(bytes_), whole = begin + bytes_;
+  const size_t whole = kPage + bytes_;
   void* mapped = MAP_FAILED;
   if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && static_cast<size_t>(info.st_size) == whole)
     mapped = ::mmap(nullptr, whole, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -154,8 +142,7 @@ bool PackCache::map(Team& team) {
   mapped_ = static_cast<const std::byte*>(mapped);
   mapped_bytes_ = whole;
   // Reading all of it for the checksums is also what brings it into memory, by every thread of the team.
-  const std::vector<uint64_t> table = block_sums({mapped_ + begin, bytes_}, team);
-  const Header expected = make_header(key_, bytes_, table);
+  const Header expected = make_header(key_, {mapped_ + kPage, bytes_}, team);
   if (std::memcmp(mapped_, &expected, sizeof expected) == 0) {
     ::utimensat(AT_FDCWD, path_.c_str(), nullptr, 0);  // used now
     return true;
@@ -183,7 +170,7 @@ bool PackCache::lock() {
 std::span<const std::byte> PackCache::open(Team& team) {
   if (path_.empty()) return {};
   // The second look is for what another process made while this one waited.
-  if (map(team) || (lock() && map(team))) return {mapped_ + data_begin(bytes_), bytes_};
+  if (map(team) || (lock() && map(team))) return {mapped_ + kPage, bytes_};
   return {};
 }
 
@@ -214,7 +201,7 @@ void PackCache::store(std::span<const std::byte> data, Team& team) {
   if (path_.empty()) return;
   WEFT_CHECK(data.size() == bytes_);
   remove_leftovers();
-  const size_t whole = data_begin(bytes_) + bytes_;
+  const size_t whole = kPage + bytes_;
   if (whole > options_.limit)
     return warn(
         fmt::format("{} bytes of packed weights are over the cache's limit of {}", whole, options_.limit));
@@ -225,11 +212,9 @@ void PackCache::store(std::span<const std::byte> data, Team& team) {
   const std::string temporary = fmt::format("{}.{}.tmp", path_, ::getpid());
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) return warn(fmt::format("{} cannot be created: {}", temporary, std::strerror(errno)));
-  std::vector<uint64_t> table = block_sums(data, team);
-  const Header header = make_header(key_, bytes_, table);
-  std::vector<std::byte> front(data_begin(bytes_));
+  const Header header = make_header(key_, data, team);
+  std::vector<std::byte> front(kPage);
   std::memcpy(front.data(), &header, sizeof header);
-  std::memcpy(front.data() + kPage, table.data(), table.size() * sizeof(uint64_t));
   const BlockFileSizeSignal block;
   bool good = write_all(fd, front.data(), front.size()) && write_all(fd, data.data(), data.size()) &&
               ::fsync(fd) == 0;
@@ -245,6 +230,7 @@ void PackCache::store(std::span<const std::byte> data, Team& team) {
     ::close(folder);
   }
   make_room();
+  ::flock(lock_, LOCK_UN);  // not only closed: a child of fork() would keep it
   ::close(lock_);
   lock_ = -1;
 }

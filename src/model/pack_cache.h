@@ -5,9 +5,8 @@
 // cache that cannot be read or written costs one warning and the time of packing, never a wrong weight. No
 // error leaves this class.
 //
-//   file   4096 bytes: magic, version, key, data bytes, block bytes, checksum of the table, checksum of these
-//   fields
-//          table: one XXH3 per block, padded to 4096 bytes
+//   file   4096 bytes: magic, version, key, data bytes, bytes of a block, XXH3 of the blocks' XXH3, XXH3 of
+//   these
 //          data
 #pragma once
 
