@@ -132,7 +132,8 @@ void add_plan(CLI::App& app) {
          fmt::format("Saved states, for conversations that go back (default: {})", flags->checkpoints))
       ->type_name("N")
       ->check(CLI::Range(0, 65536));
-  sub->add_flag("--explain", flags->explain, "Also every node of a step: stage, stream, tasks, bytes, what it waits for");
+  sub->add_flag("--explain", flags->explain,
+                "Also every node of a step: stage, stream, tasks, bytes, what it waits for");
   sub->add_option("--depth", flags->depth, "Context the explained steps lie behind (default: 0)")
       ->type_name("N")
       ->check(CLI::Range(0, 1 << 24));

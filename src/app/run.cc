@@ -133,7 +133,8 @@ void add_run(CLI::App& app) {
   sub->add_flag("--special", flags->special, "Recognise the names of special tokens in the prompt");
   sub->add_flag("--ids", flags->ids, "Prompt and output are token ids, as in \"1 2 3\"; needs no tokenizer");
   sub->add_flag("--no-display-prompt", flags->hide_prompt, "Do not repeat the prompt before the text");
-  sub->add_option("--trace", flags->common.trace, "Write what ran when, as a Chrome trace")->type_name("FILE");
+  sub->add_option("--trace", flags->common.trace, "Write what ran when, as a Chrome trace")
+      ->type_name("FILE");
   sub->add_flag("-q,--quiet", flags->quiet, "Nothing on stderr but warnings and errors");
   add_chat_flags(*sub, flags->chat_flags);
   sub->callback([flags, prompt, file] {
