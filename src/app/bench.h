@@ -18,10 +18,10 @@ struct BenchOptions {
 struct BenchRow {
   std::string test;  // "pp512", "tg128 @ d8192"
   int prompt = 0, generated = 0, depth = 0;
-  double tokens_per_s = 0;      // median of the repeats
-  double deviation = 0;         // sample deviation, 0 for one repeat
-  std::vector<Cost> costs;      // of every kernel of one repeat
-  double percent_of_bound = 0;  // what this machine could do at most with them, by the time taken
+  double tokens_per_s = 0;       // median of the repeats
+  double deviation = 0;          // sample deviation, 0 for one repeat
+  std::vector<Cost> costs = {};  // of every kernel of one repeat
+  double percent_of_bound = 0;   // what this machine could do at most with them, by the time taken
 };
 
 struct BenchReport {

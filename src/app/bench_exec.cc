@@ -22,7 +22,7 @@ struct ExecFlags {
 struct ExecRow {
   const char* mode;
   double tokens_per_s = 0, deviation = 0;
-  ExecStats stats;       // of all repeats
+  ExecStats stats = {};  // of all repeats
   double hollow_us = 0;  // of one step whose kernels do nothing
 };
 
