@@ -105,6 +105,7 @@ std::vector<KernelCase> chosen_cases(const std::vector<std::string>& filters) {
   add_moe_cases(all);
   add_row_cases(all);
   add_dsa_cases(all);
+  add_kda_cases(all);
   for (KernelCase& c : all) {
     const std::string name = c.kernel + " " + c.name;
     if (std::all_of(filters.begin(), filters.end(), [&](const auto& f) { return name.find(f) != name.npos; }))

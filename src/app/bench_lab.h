@@ -133,5 +133,6 @@ void add_gemm_cases(std::vector<KernelCase>& all);
 void add_moe_cases(std::vector<KernelCase>& all);
 void add_row_cases(std::vector<KernelCase>& all);
 void add_dsa_cases(std::vector<KernelCase>& all);
+void add_kda_cases(std::vector<KernelCase>& all);
 
 }  // namespace weft
