@@ -80,7 +80,7 @@ static inline bool drop_lowest(TopK& c, const TopKRoom& room) {
   const float low = kth_score(sample, room, &ties);
   for (int i = 0; i < c.n; i += 16)
     above += __builtin_popcount(bits(less(set1(low), load(c.score + i))) & bits(first_n(c.n - i)));
-  if (above < c.k || above > c.n - c.n / 8) return false;
+  if (above < c.k || above > min_int(c.n - c.n / 8, c.capacity - 64)) return false;  // 64: the next block
   int kept = 0;
   for (int i = 0; i < c.n; i += 16) {
     const V x = load(c.score + i);

@@ -311,7 +311,8 @@ TEST_P(Index, ExactSelectionWithTies) {
 
 // Few tokens over many keys: parts of the keys are searched apart and merged, by the same order.
 TEST_P(Index, PartsAreMergedExactly) {
-  for (const IndexCase& c : {IndexCase{2, 8, 300, 1, 40000, 2}, {2, 8, 2048, 1, 20001, 1}, {2, 8, 256, 4, 80003, 3}}) {
+  for (const IndexCase& c :
+       {IndexCase{2, 8, 300, 1, 40000, 2}, {2, 8, 2048, 1, 20001, 1}, {2, 8, 256, 4, 80003, 3}}) {
     SCOPED_TRACE(::testing::Message() << c);
     const World w(table(), c, {{c.context - c.tokens, c.tokens, 0}, {c.topk - 1, 1, 1}}, true, 31);
     expect_exact(w);
@@ -384,6 +385,20 @@ TEST_P(TopK, Rows) {
   expect_row(ascending, 100, 1, "ascending");
   expect_row(descending, 100, 1, "descending");
   expect_row(ascending, 100, -1, "ascending, negative weight");
+  // Ascending from window to window, shuffled inside: whatever a cut samples, it must leave room for a next
+  // block that is better in every key, or that runs over into the indices.
+  for (const int window : {100, 200, 384}) {
+    Keys rising(12000);
+    for (int i = 0; i < 12000; i += window) {
+      const std::vector<int> inside = random.shuffled(window);
+      for (int j = 0; j < window && i + j < 12000; ++j)
+        rising[i + j] = {1, static_cast<float>((i + inside[j]) / 64),
+                         static_cast<float>((i + inside[j]) % 64)};
+    }
+    for (int i = 0; i < 60; ++i)
+      rising[i] = {2, static_cast<float>(i), 0};  // stay in front, where a run over would hit
+    for (const int k : {72, 100, 128, 200}) expect_row(rising, k, 1, "rising windows");
+  }
   Keys finite(51, {NAN, 0, 0});
   finite[7] = {1, 0, 0}, finite[20] = {0, 0, 0}, finite[50] = {2, 0, 0};
   expect_row(finite, 16, 1, "51 wide, 3 finite");
@@ -410,13 +425,15 @@ TEST_P(Index, PassesSelectTheSame) {
   IndexPassesArgs a{};
   a.index.q = w.q.data(), a.index.ld_q = w.q.ld(), a.index.weight = w.weight.data();
   a.index.ld_weight = w.weight.ld(), a.index.scale = w.scale, a.index.heads = c.heads, a.index.dim = c.dim;
-  a.index.topk = c.topk, a.index.pool = 1, a.index.slab = w.slab.data(), a.index.page_bytes = w.slab.page_bytes;
+  a.index.topk = c.topk, a.index.pool = 1, a.index.slab = w.slab.data(),
+  a.index.page_bytes = w.slab.page_bytes;
   a.index.out = out.data(), a.index.count = count.data(), a.index.width = w.width;
   a.product = product.data(), a.score = score.data(), a.ld = ld;
   machine().run(table().index_passes, a, w.step.header, 2);
   const Lists lists = run(w);
   for (int t = 0; t < tokens; ++t)
-    for (int i = 0; i < count[t]; ++i) ASSERT_EQ(out[static_cast<size_t>(t) * w.width + i], lists[t][i]) << "token " << t;
+    for (int i = 0; i < count[t]; ++i)
+      ASSERT_EQ(out[static_cast<size_t>(t) * w.width + i], lists[t][i]) << "token " << t;
 }
 
 // Forced selections replace the kernel's own for the attention behind it; seen ones show what it would have
