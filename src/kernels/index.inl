@@ -158,15 +158,16 @@ static inline void scan(const IndexScan& s, const StepHeader& step, Scratch scra
   using Q = typename Keys::Q;
   using K = typename Keys::K;
   const IndexArgs& a = s.a;
-  const int width = Keys::width(a.dim), padded = round_up(a.heads, kScoreHeads);
-  Q* q = scratch.take<Q>(static_cast<size_t>(rows) * padded * width);
-  float* weight = scratch.take<float>(static_cast<size_t>(rows) * padded);
-  int32_t* bias = scratch.take<int32_t>(static_cast<size_t>(rows) * padded);
+  const int width = Keys::width(a.dim), padded = padded_heads(a.heads);
+  const size_t all = static_cast<size_t>(round_up(rows * padded, kScoreHeads));
+  Q* q = scratch.take<Q>(all * width);
+  float* weight = scratch.take<float>(all);
+  int32_t* bias = scratch.take<int32_t>(all);
   float* product = scratch.take<float>(static_cast<size_t>(padded) * kPanel);
   float* score = scratch.take<float>(static_cast<size_t>(rows) * kScorePanels * kPanel);
   K* expanded = scratch.take<K>(Keys::kStream ? 0 : static_cast<size_t>(kScorePanels) * width * kPanel);
   float* scale_room = scratch.take<float>(kScorePanels * kPanel);
-  __builtin_memset(q, 0, static_cast<size_t>(rows) * padded * width * sizeof(Q));
+  __builtin_memset(q, 0, all * width * sizeof(Q));
   for (int i = 0; i < rows; ++i)
     for (int h = 0; h < padded; ++h) {
       const int row = i * padded + h;

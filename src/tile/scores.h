@@ -3,7 +3,8 @@
 
 static constexpr int kScorePanels = 4;  // of one call: 64 keys
 
-// q [tokens][padded heads][width], weight [tokens][padded heads]: padding is zero.
+// q [tokens][padded_heads][width], weight [tokens][padded_heads], both of a multiple of kScoreHeads rows:
+// padding is zero.
 template <class Q>
 struct ScoreQueries {
   const Q* q;
@@ -51,7 +52,12 @@ static inline const bf16* int8_panel(bf16* room, const std::byte* p, int width) 
 
 #ifdef WEFT_TILES
 
-static constexpr int kScoreHeads = 32;  // padding of heads: two tiles
+static constexpr int kScoreHeads = 32;  // rows of one product: two tiles
+
+// Tokens of few heads share a product.
+static inline int padded_heads(int heads) {
+  return heads <= 8 ? 8 : heads <= 16 ? 16 : round_up(heads, kScoreHeads);
+}
 
 template <int C, int A, int B>
 static inline void tile_product(bf16) {
@@ -75,21 +81,25 @@ struct WaitingScores {
   const float* c = nullptr;  // [2 head tiles][2 panels][16][16]
   const float* weight;
   float* out;
-  int heads;
+  int heads, tokens;
+  int each;          // quarters of a token: 1, 2 or 4
   bool first, last;  // of a token's heads
   V sum[4];          // (head tile, panel)
 
   // Eight heads of both panels, s = 0..3.
   void quarter(int s) {
     if (!c) return;
-    if (first && s == 0) sum[0] = sum[1] = sum[2] = sum[3] = zero();
-    if (heads >= kScoreHeads)
+    V* own = sum + s / 2 * 2;
+    if (first && s % each == 0) own[0] = own[1] = zero();
+    if (first && s == 0) sum[2] = sum[3] = zero();
+    if (heads >= each * 8)
       rows<true>(s, 8);
     else
-      rows<false>(s, heads - 8 * s);
-    if (!last || s != 3) return;
-    store(out, sum[0] + sum[2]);
-    store(out + kPanel, sum[1] + sum[3]);
+      rows<false>(s, heads - 8 * (s % each));
+    if (!last || s % each != each - 1 || s / each >= tokens) return;
+    float* to = out + s / each * kScorePanels * kPanel;
+    store(to, each == 4 ? sum[0] + sum[2] : own[0]);
+    store(to + kPanel, each == 4 ? sum[1] + sum[3] : own[1]);
   }
   template <bool kAll>
   void rows(int s, int n) {
@@ -112,10 +122,11 @@ static inline void score_panels(float* score, const ScoreQueries<Q>& s, const Sc
   constexpr int kTileK = 64 / static_cast<int>(sizeof(Q));
   alignas(64) float c[2][1024];
   WaitingScores<Q> waiting;
-  const int padded = round_up(s.heads, kScoreHeads), steps = s.width / kTileK;
+  const int padded = padded_heads(s.heads), together = max_int(1, kScoreHeads / padded);
+  const int steps = s.width / kTileK;
   const long ld = s.width * static_cast<long>(sizeof(Q));
   int parity = 0;
-  for (int t = 0; t < s.tokens; ++t)
+  for (int t = 0; t < s.tokens; t += together)
     for (int p = 0; p < keys.panels; p += 2) {
       const Q *b0 = keys.panel[p], *b1 = p + 1 < keys.panels ? keys.panel[p + 1] : b0;
       const Q* const* ahead = p + 2 < keys.panels ? keys.panel + p + 2 : keys.next;
@@ -145,7 +156,8 @@ static inline void score_panels(float* score, const ScoreQueries<Q>& s, const Sc
         waiting.c = to;
         waiting.weight = s.weight + t * padded + h;
         waiting.out = score + (t * kScorePanels + p) * kPanel;
-        waiting.heads = s.heads - h;
+        waiting.heads = s.heads - h, waiting.tokens = min_int(together, s.tokens - t);
+        waiting.each = 4 / together;
         waiting.first = h == 0, waiting.last = h + kScoreHeads >= s.heads;
       }
     }
@@ -155,6 +167,9 @@ static inline void score_panels(float* score, const ScoreQueries<Q>& s, const Sc
 #else
 
 static constexpr int kScoreHeads = 1;
+static inline int padded_heads(int heads) {
+  return heads;
+}
 
 #ifdef WEFT_BF16_PRODUCT
 
