@@ -134,11 +134,56 @@ static inline void scale_columns(float* c, int ldc, int m, const Unit& unit) {
   }
 }
 
+#ifdef WEFT_BF16_PRODUCT
+// One row by the panels of units that follow each other: c [16 panels]. False: not a format that gains by it.
+// The rows of c behind the first are room for the row itself.
+static inline bool product_of_row(float* c, int ldc, const op_t* a, const PackedWeight& w, const Unit* unit,
+                                  int units) {
+  if (w.k_padded() > (kRowSuper - 1) * ldc) return false;
+  const auto bytes = [](const std::byte* p) { return reinterpret_cast<const uint8_t*>(p); };
+  const Panels panels{bytes(unit->codes), w.panel_bytes(), bytes(unit->scales), w.panel_scale_bytes(),
+                      w.k_padded()};
+  const int count = 2 * (units - 1) + unit[units - 1].panels;
+  const row_t* x = row_operand(c + ldc, a, w.k_padded());
+  switch (w.format) {
+    case WeightFormat::e4m3:
+      panels_by<4>(count, [&](auto np, int p) {
+        row_blocks<np.value>(c, x, panels, p, ByteSteps{ByteLookup(kE4m3Bytes)}, kScaleBlock);
+      });
+      return true;
+    case WeightFormat::int8:
+      panels_by<4>(count, [&](auto np, int p) {
+        row_sums<np.value>(c, x, panels, p, ByteSteps{ByteLookup(kInt8Bytes)});
+      });
+      for (int u = 0; u < units; ++u) scale_columns(c + u * kUnitColumns, ldc, 1, unit[u]);
+      return true;
+    case WeightFormat::mxfp8:
+      panels_by<4>(count, [&](auto np, int p) { row_groups<np.value>(c, x, panels, p, mxfp8_steps()); });
+      return true;
+    case WeightFormat::mxfp4:
+      panels_by<4>(count, [&](auto np, int p) { row_groups<np.value>(c, x, panels, p, NibbleSteps{}); });
+      return true;
+    case WeightFormat::bf16:
+      panels_by<8>(count, [&](auto np, int p) { row_sums<np.value>(c, x, panels, p, PairSteps{}); });
+      return true;
+    case WeightFormat::f32:
+      return false;
+  }
+  return false;
+}
+#else
+static inline bool product_of_row(float*, int, const float*, const PackedWeight&, const Unit*, int) {
+  return false;
+}
+#endif
+
 // C [m, 32 units], ldc columns, for units that share A and follow each other. k is cut so that a block of A
 // stays in L2 while the units pass over it; every element is still one chain in ascending k.
 template <class A>
 static inline void product(float* c, int ldc, const A* a, int lda, int m, const PackedWeight& w,
                            const Unit* unit, int units, bf16* lines, float* partial) {
+  if constexpr (sizeof(A) == sizeof(op_t))
+    if (m == 1 && product_of_row(c, ldc, a, w, unit, units)) return;
   const int k = sizeof(A) == 4 ? round_up(w.k, 2) : w.k_padded();  // only tiles want whole steps
   const bool expands = w.format != WeightFormat::bf16 && (sizeof(A) == 2 || w.format != WeightFormat::f32);
   const int step = product_k_step(w, m, expands);

@@ -53,3 +53,5 @@ static constexpr ByteTable kE4m3Bytes = e4m3_bytes(0), kMxfp8Bytes = e4m3_bytes(
 // e2m1 times 2^64: 0 .5 1 1.5 2 3 4 6, then the negatives
 alignas(32) static constexpr uint16_t kE2m1Bf16[16] = {0x0000, 0x5f00, 0x5f80, 0x5fc0, 0x6000, 0x6040, 0x6080, 0x60c0,
                                                        0x8000, 0xdf00, 0xdf80, 0xdfc0, 0xe000, 0xe040, 0xe080, 0xe0c0};
+// e2m1 itself
+alignas(64) static constexpr float kE2m1[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};

@@ -178,16 +178,53 @@ static constexpr int kCodesAhead = 1024;
 struct ByteLookup {
   __m512i h0, h1, l0, l1;
   explicit ByteLookup(const ByteTable& t) : h0(raw(t.high)), h1(raw(t.high + 64)), l0(raw(t.low)), l1(raw(t.low + 64)) {}
-  // the lines of the codes in the low and in the high bytes of each lane; look-ups ignore bit 7
+  // The bytes of 64 values of bf16; look-ups ignore bit 7. On Intel the look-up in two registers takes three turns, two
+  // of them on the one shuffle port; on AMD it is one instruction like the other.
+  void halves(__m512i code, __m512i& high, __m512i& low) const {
+#ifdef WEFT_TILES
+    const __mmask64 upper = _mm512_test_epi8_mask(code, _mm512_set1_epi8(64));
+    high = _mm512_mask_permutexvar_epi8(_mm512_permutexvar_epi8(code, h0), upper, code, h1);
+    low = _mm512_mask_permutexvar_epi8(_mm512_permutexvar_epi8(code, l0), upper, code, l1);
+#else
+    high = _mm512_permutex2var_epi8(h0, code, h1), low = _mm512_permutex2var_epi8(l0, code, l1);
+#endif
+    high = _mm512_ternarylogic_epi64(high, code, _mm512_set1_epi8(-128), 0xf8);  // x | (code & sign)
+  }
+  // the lines of the codes in the low and in the high bytes of each lane
   void expand(__m512i code, __m512i& first, __m512i& second) const {
-    const __m512i byte = _mm512_set1_epi16(0x00ff), sign = _mm512_set1_epi16(-0x8000);
-    const __m512i high = _mm512_permutex2var_epi8(h0, code, h1), low = _mm512_permutex2var_epi8(l0, code, l1);
-    const __m512i a = _mm512_ternarylogic_epi64(_mm512_slli_epi16(high, 8), low, byte, 0xf8);  // x | (low & byte)
-    const __m512i b = _mm512_or_si512(_mm512_andnot_si512(byte, high), _mm512_srli_epi16(low, 8));
-    first = _mm512_ternarylogic_epi64(a, _mm512_slli_epi16(code, 8), sign, 0xf8);
-    second = _mm512_ternarylogic_epi64(b, code, sign, 0xf8);
+    const __m512i byte = _mm512_set1_epi16(0x00ff);
+    __m512i high, low;
+    halves(code, high, low);
+    first = _mm512_ternarylogic_epi64(_mm512_slli_epi16(high, 8), low, byte, 0xf8);    // x | (low & byte)
+    second = _mm512_ternarylogic_epi64(_mm512_srli_epi16(low, 8), high, byte, 0xf4);   // x | (high & ~byte)
+  }
+  // Both lines as f32 with k and k + 1 of a column in neighbouring lanes: columns 0 1 4 5 8 9 12 13 of the first and the
+  // second line, then the other columns'.
+  void widen(__m512i code, V& a0, V& a1, V& b0, V& b1) const {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+    __m512i high, low;
+    halves(code, high, low);
+    const __m512i a = _mm512_unpacklo_epi8(low, high), b = _mm512_unpackhi_epi8(low, high);
+    a0 = _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)), a1 = _mm512_castsi512_ps(_mm512_and_si512(a, upper));
+    b0 = _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), b1 = _mm512_castsi512_ps(_mm512_and_si512(b, upper));
   }
 };
+static inline V repeat_pair(const float* x) {  // x[0], x[1], x[0], ...
+  double pair;
+  __builtin_memcpy(&pair, x, 8);
+  return _mm512_castpd_ps(_mm512_set1_pd(pair));
+}
+// Of ByteLookup::widen's lanes: each column's two, in the order of columns
+static inline V add_pairs(V a, V b) { return _mm512_shuffle_ps(a, b, 0x88) + _mm512_shuffle_ps(a, b, 0xdd); }
+// Nibble I of each 32-bit lane, looked up: the index ignores what lies above it.
+template <int I>
+static inline V nibble(__m512i code, V table) {
+  return _mm512_permutexvar_ps(I ? _mm512_srli_epi32(code, 4 * I) : code, table);
+}
+static inline V powers(const uint8_t* e8m0) {  // 2^(e - 127) of 16 exponents
+  const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(e8m0)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(e, 23));
+}
 static inline void expand_bytes(bf16* dst, const uint8_t* line, int lines, const ByteTable& table) {
   const ByteLookup look(table);
   for (int i = 0; i < lines; ++i) {
@@ -233,6 +270,7 @@ static inline __m512i scale_steps(const uint8_t* e8m0) {
       7);
   return _mm512_or_si512(d, _mm512_slli_epi32(d, 16));
 }
+static inline Line scale_down(Line line, Line steps) { return _mm512_subs_epu16(line, steps); }
 static inline void expand_mxfp8(bf16* dst, const uint8_t* line, const uint8_t* e8m0, int groups) {
   const ByteLookup look(kMxfp8Bytes);
   for (int g = 0; g < groups; ++g, e8m0 += 16) {
@@ -241,26 +279,30 @@ static inline void expand_mxfp8(bf16* dst, const uint8_t* line, const uint8_t* e
       prefetch(line + kCodesAhead);
       __m512i a, b;
       look.expand(raw(line), a, b);
-      _mm512_storeu_si512(dst, _mm512_subs_epu16(a, steps));
-      _mm512_storeu_si512(dst + 32, _mm512_subs_epu16(b, steps));
+      _mm512_storeu_si512(dst, scale_down(a, steps));
+      _mm512_storeu_si512(dst + 32, scale_down(b, steps));
     }
   }
 }
-static inline void expand_mxfp4(bf16* dst, const uint8_t* line, const uint8_t* e8m0, int groups) {
+static inline __m512i e2m1_table() {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kE2m1Bf16));
-  const __m512i table = _mm512_inserti64x4(_mm512_castsi256_si512(half), half, 1);  // 16 entries twice: bit 4 is free
+  return _mm512_inserti64x4(_mm512_castsi256_si512(half), half, 1);  // 16 entries twice: bit 4 is free
+}
+template <int I>
+static inline __m512i e2m1_line(__m512i code, __m512i table) {
+  return _mm512_permutexvar_epi16(I ? _mm512_srli_epi16(code, 4 * I) : code, table);
+}
+static inline void expand_mxfp4(bf16* dst, const uint8_t* line, const uint8_t* e8m0, int groups) {
+  const __m512i table = e2m1_table();
   for (int g = 0; g < groups; ++g, e8m0 += 16) {
     const __m512i steps = scale_steps(e8m0);
     for (int i = 0; i < 4; ++i, line += 64, dst += 128) {
       prefetch(line + kCodesAhead);
-      const __m512i codes = raw(line);
-      const auto put = [&](int at, __m512i nibbles) {
-        _mm512_storeu_si512(dst + at, _mm512_subs_epu16(_mm512_permutexvar_epi16(nibbles, table), steps));
-      };
-      put(0, codes);
-      put(32, _mm512_srli_epi16(codes, 4));
-      put(64, _mm512_srli_epi16(codes, 8));
-      put(96, _mm512_srli_epi16(codes, 12));
+      const __m512i code = raw(line);
+      _mm512_storeu_si512(dst, scale_down(e2m1_line<0>(code, table), steps));
+      _mm512_storeu_si512(dst + 32, scale_down(e2m1_line<1>(code, table), steps));
+      _mm512_storeu_si512(dst + 64, scale_down(e2m1_line<2>(code, table), steps));
+      _mm512_storeu_si512(dst + 96, scale_down(e2m1_line<3>(code, table), steps));
     }
   }
 }

@@ -1,0 +1,234 @@
+// One row times panels of narrow weights, expanded in registers.
+//
+// A buffer of lines in L1, and sixteen rows of a tile for one, cost more than the memory behind the codes: 35
+// ns per 512 weights of e4m3 and 28 of mxfp4 against 27 and 18 here, where memory takes 25 and 13 (Emerald
+// Rapids). Tiles also slow down five times when a neighbour on the same core uses them.
+//
+// Bits are those of the product of many rows. There, a tile product of 32 k is two chains from zero, over
+// even and over odd k, then one addition of both to each other and one to C, everything rounded and flushed
+// as f32 is in a worker thread: measured equal to silicon's on 3e7 values, denormals and overflows among
+// them.
+#ifdef WEFT_BF16_PRODUCT
+
+struct Panels {  // consecutive ones of packed.h
+  const uint8_t* codes;
+  size_t bytes;  // of one panel
+  const uint8_t* scales;
+  size_t scale_bytes;
+  int k;
+};
+
+#ifdef WEFT_TILES
+
+using row_t = float;                    // what a row is multiplied as
+static constexpr int kRowAhead = 2048;  // 1 KB lost 3 % of bandwidth, 4 KB or L2 only up to 10 %
+
+static inline const float* row_operand(float* room, const bf16* x, int k) {
+  for (int i = 0; i < k; i += 16) store(room + i, load(x + i));
+  return room;
+}
+
+// sum[p] += one step of 32 k of panel p
+struct PairSteps {  // bf16
+  static constexpr int kBytes = 1024;
+  template <int NP>
+  void add(V (&sum)[NP], const float* x, const uint8_t* codes, size_t panel) const {
+    V low[NP], high[NP];
+    for (int p = 0; p < NP; ++p) low[p] = high[p] = zero();
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i)
+#pragma GCC unroll 8
+      for (int p = 0; p < NP; ++p) {
+        const uint8_t* at = codes + p * panel + 64 * i;
+        prefetch(at + kRowAhead / 2);
+        const bf16* line = reinterpret_cast<const bf16*>(at);
+        low[p] = fma(set1(x[2 * i]), even(line), low[p]);
+        high[p] = fma(set1(x[2 * i + 1]), odd(line), high[p]);
+      }
+    for (int p = 0; p < NP; ++p) sum[p] = sum[p] + (low[p] + high[p]);
+  }
+};
+struct ByteSteps {
+  static constexpr int kBytes = 512;
+  const ByteLookup look;
+  template <int NP>
+  void add(V (&sum)[NP], const float* x, const uint8_t* codes, size_t panel) const {
+    V a[NP], b[NP];  // lanes: (column, parity of k); a and b have half of the columns each
+    for (int p = 0; p < NP; ++p) a[p] = b[p] = zero();
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      const V x0 = repeat_pair(x + 4 * i), x1 = repeat_pair(x + 4 * i + 2);
+#pragma GCC unroll 8
+      for (int p = 0; p < NP; ++p) {
+        const uint8_t* at = codes + p * panel + 64 * i;
+        prefetch(at + kRowAhead);
+        V a0, a1, b0, b1;
+        look.widen(raw(at), a0, a1, b0, b1);
+        a[p] = fma(x0, a0, a[p]), b[p] = fma(x0, b0, b[p]);
+        a[p] = fma(x1, a1, a[p]), b[p] = fma(x1, b1, b[p]);
+      }
+    }
+    for (int p = 0; p < NP; ++p) sum[p] = sum[p] + add_pairs(a[p], b[p]);
+  }
+};
+struct NibbleSteps {
+  static constexpr int kBytes = 256;
+  const V table = load(kE2m1);
+  template <int NP>
+  void add(V (&sum)[NP], const float* x, const uint8_t* codes, size_t panel) const {
+    V low[NP], high[NP];
+    for (int p = 0; p < NP; ++p) low[p] = high[p] = zero();
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i, x += 8)
+#pragma GCC unroll 8
+      for (int p = 0; p < NP; ++p) {
+        const uint8_t* at = codes + p * panel + 64 * i;
+        prefetch(at + kRowAhead);
+        const Line code = raw(at);  // a column's nibbles: four of even k, then four of odd k
+        low[p] = fma(set1(x[0]), nibble<0>(code, table), low[p]);
+        high[p] = fma(set1(x[1]), nibble<4>(code, table), high[p]);
+        low[p] = fma(set1(x[2]), nibble<1>(code, table), low[p]);
+        high[p] = fma(set1(x[3]), nibble<5>(code, table), high[p]);
+        low[p] = fma(set1(x[4]), nibble<2>(code, table), low[p]);
+        high[p] = fma(set1(x[5]), nibble<6>(code, table), high[p]);
+        low[p] = fma(set1(x[6]), nibble<3>(code, table), low[p]);
+        high[p] = fma(set1(x[7]), nibble<7>(code, table), high[p]);
+      }
+    for (int p = 0; p < NP; ++p) sum[p] = sum[p] + (low[p] + high[p]);
+  }
+};
+// An MX group is a step. Its scale is a power of two, so it may wait for the step's sum: the bits differ from
+// scaled weights' only where a product leaves the normal range of f32.
+template <int NP, class Steps>
+static inline void add_group(const Steps& steps, V (&sum)[NP], const float* x, const uint8_t* codes,
+                             size_t panel, const uint8_t* e8m0, size_t scale_panel) {
+  V part[NP];
+  for (int p = 0; p < NP; ++p) part[p] = zero();
+  steps.add(part, x, codes, panel);
+  for (int p = 0; p < NP; ++p) sum[p] = fma(part[p], powers(e8m0 + p * scale_panel), sum[p]);
+}
+static inline ByteSteps mxfp8_steps() {
+  return {ByteLookup(kE4m3Bytes)};
+}
+
+#else  // each product continues its column's chain
+
+using row_t = bf16;
+
+static inline const bf16* row_operand(float*, const bf16* x, int) {
+  return x;
+}
+
+struct PairSteps {
+  static constexpr int kBytes = 1024;
+  template <int NP>
+  void add(V (&sum)[NP], const bf16* x, const uint8_t* codes, size_t panel) const {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i)
+#pragma GCC unroll 8
+      for (int p = 0; p < NP; ++p) sum[p] = dot_pair(sum[p], x + 2 * i, raw(codes + p * panel + 64 * i));
+  }
+};
+struct ByteSteps {
+  static constexpr int kBytes = 512;
+  const ByteLookup look;
+  template <int NP, class Scale>
+  void add_scaled(V (&sum)[NP], const bf16* x, const uint8_t* codes, size_t panel, const Scale& scale) const {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i)
+#pragma GCC unroll 8
+      for (int p = 0; p < NP; ++p) {
+        const uint8_t* at = codes + p * panel + 64 * i;
+        prefetch(at + kCodesAhead);
+        Line first, second;
+        look.expand(raw(at), first, second);
+        sum[p] = dot_pair(sum[p], x + 4 * i, scale(first, p));
+        sum[p] = dot_pair(sum[p], x + 4 * i + 2, scale(second, p));
+      }
+  }
+  template <int NP>
+  void add(V (&sum)[NP], const bf16* x, const uint8_t* codes, size_t panel) const {
+    add_scaled(sum, x, codes, panel, [](Line line, int) { return line; });
+  }
+};
+struct NibbleSteps {
+  static constexpr int kBytes = 256;
+  const Line table = e2m1_table();
+  template <int NP, class Scale>
+  void add_scaled(V (&sum)[NP], const bf16* x, const uint8_t* codes, size_t panel, const Scale& scale) const {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i, x += 8)
+#pragma GCC unroll 8
+      for (int p = 0; p < NP; ++p) {
+        const uint8_t* at = codes + p * panel + 64 * i;
+        prefetch(at + kCodesAhead);
+        const Line code = raw(at);
+        sum[p] = dot_pair(sum[p], x, scale(e2m1_line<0>(code, table), p));
+        sum[p] = dot_pair(sum[p], x + 2, scale(e2m1_line<1>(code, table), p));
+        sum[p] = dot_pair(sum[p], x + 4, scale(e2m1_line<2>(code, table), p));
+        sum[p] = dot_pair(sum[p], x + 6, scale(e2m1_line<3>(code, table), p));
+      }
+  }
+};
+template <int NP, class Steps>
+static inline void add_group(const Steps& steps, V (&sum)[NP], const bf16* x, const uint8_t* codes,
+                             size_t panel, const uint8_t* e8m0, size_t scale_panel) {
+  Line down[NP];
+  for (int p = 0; p < NP; ++p) down[p] = scale_steps(e8m0 + p * scale_panel);
+  steps.add_scaled(sum, x, codes, panel, [&](Line line, int p) { return scale_down(line, down[p]); });
+}
+static inline ByteSteps mxfp8_steps() {
+  return {ByteLookup(kMxfp8Bytes)};
+}
+
+#endif
+
+// c [16 NP] of panels from p0: without scales
+template <int NP, class Steps>
+static inline void row_sums(float* c, const row_t* x, const Panels& w, int p0, const Steps& steps) {
+  const uint8_t* codes = w.codes + p0 * w.bytes;
+  V sum[NP];
+  for (int p = 0; p < NP; ++p) sum[p] = zero();
+  for (int k = 0; k < w.k; k += kStep, codes += Steps::kBytes) steps.add(sum, x + k, codes, w.bytes);
+  for (int p = 0; p < NP; ++p) store(c + kPanel * (p0 + p), sum[p]);
+}
+// an f32 scale per `block` k of a panel, on the sum of the block
+template <int NP, class Steps>
+static inline void row_blocks(float* c, const row_t* x, const Panels& w, int p0, const Steps& steps,
+                              int block) {
+  const uint8_t* codes = w.codes + p0 * w.bytes;
+  const float* scale[NP];
+  for (int p = 0; p < NP; ++p) scale[p] = reinterpret_cast<const float*>(w.scales + (p0 + p) * w.scale_bytes);
+  V sum[NP];
+  for (int k0 = 0; k0 < w.k; k0 += block) {
+    V part[NP];
+    for (int p = 0; p < NP; ++p) part[p] = zero();
+    for (int k = k0; k < min_int(k0 + block, w.k); k += kStep, codes += Steps::kBytes)
+      steps.add(part, x + k, codes, w.bytes);
+    for (int p = 0; p < NP; ++p) {
+      const V s = set1(scale[p][k0 / block]);
+      sum[p] = k0 > 0 ? fma(part[p], s, sum[p]) : part[p] * s;
+    }
+  }
+  for (int p = 0; p < NP; ++p) store(c + kPanel * (p0 + p), sum[p]);
+}
+// an E8M0 scale per step and column
+template <int NP, class Steps>
+static inline void row_groups(float* c, const row_t* x, const Panels& w, int p0, const Steps& steps) {
+  const uint8_t *codes = w.codes + p0 * w.bytes, *e8m0 = w.scales + p0 * w.scale_bytes;
+  V sum[NP];
+  for (int p = 0; p < NP; ++p) sum[p] = zero();
+  for (int k = 0; k < w.k; k += kStep, codes += Steps::kBytes, e8m0 += kPanel)
+    add_group(steps, sum, x + k, codes, w.bytes, e8m0, w.scale_bytes);
+  for (int p = 0; p < NP; ++p) store(c + kPanel * (p0 + p), sum[p]);
+}
+
+// f(Count<panels side by side>, first panel) until all are done
+template <int NP, class F>
+static inline void panels_by(int panels, const F& f) {
+  int p = 0;
+  for (; p + NP <= panels; p += NP) f(Count<NP>{}, p);
+  for (; p < panels; ++p) f(Count<1>{}, p);
+}
+
+#endif
