@@ -39,7 +39,7 @@ def needle_sample(rng, filler, length, count, thinking=True):
         hay.append(filler[at % len(filler)])
         characters -= len(hay[-1])
         at += 1
-    asked = rng.randrange(count)
+    asked = 0 if rng.random() < 0.5 else rng.randrange(count)  # half the time the first of the document
     out = tasks.Ids()
     chat = tasks.Chat(out, thinking)
     chat.user(*tasks.place(rng, [facts.say(i) for i in range(count)], hay), "\n\n" + facts.ask(asked))

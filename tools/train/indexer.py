@@ -10,9 +10,8 @@ import data
 import ops
 from batches import STAGES, Sampler
 from tasks import ANSWER
-from train import build
 
-ROWS = 384
+ROWS = 256
 
 
 def rows_of(kinds, generator):
@@ -29,12 +28,59 @@ def layer_loss(indexer, entry, rows, top_k):
     seen = torch.arange(S) <= rows.unsqueeze(-1)
     with torch.no_grad():
         score = (q[0, :, rows] @ k[0].transpose(1, 2)).float() * q.shape[-1]**-0.5
-        target = torch.softmax(score.masked_fill(~seen, -torch.inf), -1).mean(0)
-    score = indexer.score(x[:, rows], qr[:, rows], indexer.key(x))[0].masked_fill(~seen, -1e30)
+        target = torch.softmax(score.masked_fill(~seen, -80.0), -1).mean(0)
+    score = indexer.score(x[:, rows], qr[:, rows], indexer.key(x))[0].masked_fill(~seen, -80.0)
     predicted = torch.log_softmax(score, -1)
     loss = (target * ((target + 1e-9).log() - predicted)).sum(-1).mean()
     best = torch.topk(score.detach(), min(top_k, S), -1).indices
     return loss, float(target.gather(-1, best).sum(-1).mean())
+
+
+@torch.no_grad()
+def align(model, trace):
+    """Starts every indexer as a copy of its attention: the key holds the content keys of three heads and the part that
+    all heads share (3 x 32 + 32 = 128), query heads are those of the three heads in turn, and the weights of the heads
+    are positive and bring the score to the size of the attention's. From a random start the indexers run after a trunk
+    that moves and hardly learn (4.5 nats after 60 steps)."""
+    c = model.c
+    for i, (x, qr, _, q, k, _) in zip(c.full, trace):
+        a, x, qr = model.model.layers[i].self_attn, x[0].float(), qr[0].float()
+        indexer, used = a.indexer, (a.indexer.dim - c.rope) // c.nope
+        latent, pe = a.kv_a_proj_with_mqa.weight.split([c.kv_rank, c.rope])
+        size = (x @ latent.t()).pow(2).mean().sqrt()
+        content = a.kv_b_proj.weight.view(c.heads, -1, c.kv_rank)[:used, :c.nope].flatten(0, 1)
+        indexer.wk.weight.copy_(torch.cat([content * a.kv_a_layernorm.weight / size @ latent, pe]))
+        query, want = a.q_b_proj.weight.view(c.heads, -1, c.q_rank), indexer.wq_b.weight.view(indexer.heads, -1, c.q_rank)
+        want.zero_()
+        for j in range(indexer.heads):
+            h = j % used
+            want[j, h * c.nope:(h + 1) * c.nope] = query[h, :c.nope]
+            want[j, used * c.nope:] = query[h, c.nope:]
+        mean = x.mean(0)
+        indexer.weights_proj.weight.copy_((mean / mean.pow(2).sum()).expand(indexer.heads, -1))
+        rows = torch.arange(len(x) // 2, len(x), 16)
+        seen = torch.arange(len(x)) <= rows.unsqueeze(-1)
+        score = indexer.score(x[None, rows], qr[None, rows], indexer.key(x[None]))[0]
+        logit = (q[0, :used, rows] @ k[0, :used].transpose(1, 2)).float().mean(0) * q.shape[-1]**-0.5
+        indexer.weights_proj.weight.mul_(logit[seen].std() / score[seen].std())
+
+
+def teach(model, trace, kinds, share=0.2):
+    """During the training of the trunk: the indexers' loss on the first sequence of a batch, and a pull on the
+    attention itself: what lies outside its own best three quarters of top-k columns is lost to any selection.
+    Returns the loss and per layer KL/mass inside the indexer's selection/mass inside the best selection."""
+    total, shown = 0.0, []
+    rows = rows_of(kinds[0], None)
+    for i, (x, qr, _, q, k, _) in zip(model.c.full, trace):
+        indexer = model.model.layers[i].self_attn.indexer
+        kl, mass = layer_loss(indexer, (x[:1], qr[:1], None, q[:1].detach(), k[:1].detach(), None), rows, model.c.top_k)
+        score = (q[0, :, rows] @ k[0].transpose(1, 2)).float() * q.shape[-1]**-0.5
+        attention = torch.softmax(score.masked_fill(torch.arange(k.shape[2]) > rows.unsqueeze(-1), -80.0), -1).mean(0)
+        best = torch.topk(attention.detach(), model.c.top_k * 3 // 4, -1).indices
+        inside = attention.gather(-1, best).sum(-1).mean()
+        total = total + kl + share * (1 - inside)
+        shown.append(f"{float(kl.detach()):.2f}/{mass:.2f}/{float(inside.detach()):.2f}")
+    return total, shown
 
 
 def main():
@@ -47,6 +93,7 @@ def main():
     torch.set_num_threads(1)
     ops.FAST = True
     state = torch.load(args.source, weights_only=False)
+    from train import build  # which imports this file
     model = build()
     model.load_state_dict(state["model"])
     for name, x in model.named_parameters():
@@ -60,7 +107,7 @@ def main():
         rate = min(1, (step + 1) / 20) * min(1, (args.steps - step) / (0.6 * args.steps))
         for group in optimiser.param_groups:
             group["lr"] = 3e-3 * rate
-        ids, kinds = sampler.batch(stages[step % len(stages)])
+        ids, kinds, _ = sampler.batch(stages[step % len(stages)])
         trace = []
         with torch.no_grad():
             model(ids[:, :-1], trace=trace)

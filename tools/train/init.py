@@ -65,8 +65,9 @@ def copy_after(a, c):
     a.k_conv1d.weight[taps, 0, 3 - back] += 1
     a.q_conv1d.weight[taps, 0, 4 - back] += 1
     a.v_conv1d.weight[taps, 0, 3] += 1
-    # log decay = -5 sigmoid(f + dt): rates log-uniform from 0.0015 to 1.5 nats a step.
-    rate = torch.exp(torch.empty(width).uniform_(math.log(0.0015), math.log(1.5)))
+    # log decay = -5 sigmoid(f + dt): rates log-uniform from 0.006 to 1.5 nats a step: a memory of the
+    # question, not of the document, which is for the MLA layers to look up.
+    rate = torch.exp(torch.empty(width).uniform_(math.log(0.006), math.log(1.5)))
     a.dt_bias.copy_(torch.logit(rate / 5))
     a.f_b_proj.weight.mul_(0.3)
 

@@ -5,30 +5,14 @@
 // o = S'q / 8.
 #include <immintrin.h>
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <vector>
+
+#include "numbers.h"
 
 #define D 64
 #define CHUNK 32
 
-typedef uint16_t bf16;
 typedef float V16 __attribute__((vector_size(64)));
-
-static inline float up(bf16 x) {
-  uint32_t u = uint32_t(x) << 16;
-  float f;
-  memcpy(&f, &u, 4);
-  return f;
-}
-static inline bf16 down(float f) {
-  uint32_t u;
-  memcpy(&u, &f, 4);
-  return bf16((u + 0x7fff + ((u >> 16) & 1)) >> 16);
-}
-// Bounded: division is a reciprocal estimate with a Newton step, which makes NaN of an infinite denominator.
-static inline float sigmoid(float x) { return 1.0f / (1.0f + expf(x > -60.0f ? -x : 60.0f)); }
 
 struct Row {
   V16 v[4];
@@ -60,6 +44,7 @@ struct Chunk {
 
 struct Layer {
   int64_t batch, time, heads, stride;  // proj rows: q | k | v | g | b, `stride` wide
+  const uint8_t* cut;                  // [batch, time]: the state is forgotten before this token (null: never)
   int64_t lead;                        // rows of proj before the first token of each sequence: the convolution's history
   const bf16 *proj, *f;
   const float *conv, *alog, *dt, *onorm;  // conv [3, 4, heads * D]
@@ -93,9 +78,10 @@ static void prepare(const Layer& L, int64_t b, int64_t h, int64_t t0, int n, Chu
   for (int t = 0; t < n; ++t) {
     int64_t row = b * L.time + t0 + t;
     const bf16* f = L.f + row * P + h * D;
+    float kept = L.cut && L.cut[row] ? 0.0f : 1.0f;
     for (int d = 0; d < D; ++d) {
       c.gate[t][d] = sigmoid(slope * (up(f[d]) + L.dt[h * D + d]));
-      c.a[t][d] = expf(-5.0f * c.gate[t][d]);
+      c.a[t][d] = expf(-5.0f * c.gate[t][d]) * kept;
     }
     c.beta[t] = sigmoid(up(L.row(b, t0 + t)[4 * P + h]));
   }
@@ -140,9 +126,9 @@ extern "C" {
 
 // state: [batch, heads, D, D] entering and leaving (null: zero, not returned); saved: [batch, heads, chunks, D, D].
 void kda_forward(int64_t batch, int64_t time, int64_t heads, int64_t stride, int64_t lead, const bf16* proj, const bf16* f,
-                 const float* conv, const float* alog, const float* dt, const float* onorm, float* state,
-                 float* saved, bf16* out) {
-  Layer L{batch, time, heads, stride, lead, proj, f, conv, alog, dt, onorm};
+                 const float* conv, const float* alog, const float* dt, const float* onorm, const uint8_t* cut,
+                 float* state, float* saved, bf16* out) {
+  Layer L{batch, time, heads, stride, cut, lead, proj, f, conv, alog, dt, onorm};
   int64_t P = heads * D, chunks = (time + CHUNK - 1) / CHUNK;
   static thread_local Chunk c;
   alignas(64) static thread_local Row S[D];
@@ -173,10 +159,10 @@ void kda_forward(int64_t batch, int64_t time, int64_t heads, int64_t stride, int
 }
 
 void kda_backward(int64_t batch, int64_t time, int64_t heads, int64_t stride, int64_t lead, const bf16* proj, const bf16* f,
-                  const float* conv, const float* alog, const float* dt, const float* onorm, const float* saved,
+                  const float* conv, const float* alog, const float* dt, const float* onorm, const uint8_t* cut, const float* saved,
                   const bf16* dout, bf16* dproj, bf16* df, float* dconv, float* dalog, float* ddt,
                   float* donorm) {
-  Layer L{batch, time, heads, stride, lead, proj, f, conv, alog, dt, onorm};
+  Layer L{batch, time, heads, stride, cut, lead, proj, f, conv, alog, dt, onorm};
   int64_t P = heads * D, chunks = (time + CHUNK - 1) / CHUNK;
   static thread_local Chunk c;
   alignas(64) static thread_local Row S[D], G[D], keep[CHUNK * D];

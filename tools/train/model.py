@@ -67,13 +67,14 @@ class KdaAttention(nn.Module):
         self.dt_bias = nn.Parameter(torch.zeros(width))
         self.o_norm = norm(c.kda_dim)
 
-    def forward(self, x, cache, **_):
+    def forward(self, x, cache, cut=None, **_):
         fused = torch.cat([m.weight for m in (self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.b_proj)])
         proj, f = F.linear(x, fused.to(x.dtype)), self.f_b_proj(self.f_a_proj(x))
         conv = torch.stack([m.weight.squeeze(1).t() for m in (self.q_conv1d, self.k_conv1d, self.v_conv1d)])
-        history, state = cache if cache else (proj[:, :0], None)
-        proj = torch.cat([history, proj], 1)
-        y, state = ops.kda(proj, f, conv, self.A_log, self.dt_bias, self.o_norm.weight, state)
+        history, state = cache if cache else (None, None)
+        if cache:  # without one no copy, and no zeros for its gradient
+            proj = torch.cat([history, proj], 1)
+        y, state = ops.kda(proj, f, conv, self.A_log, self.dt_bias, self.o_norm.weight, state, cut)
         return self.o_proj(y), (proj[:, -3:].detach(), state.detach())
 
 
@@ -125,7 +126,7 @@ class MlaAttention(nn.Module):
         self.g_proj, self.o_proj = Weight(matrix(c.heads * c.v_dim, c.dim)), Weight(matrix(c.dim, c.heads * c.v_dim))
         self.indexer = Indexer(c) if indexer else None
 
-    def forward(self, x, cache, mode="dense", trace=None):
+    def forward(self, x, cache, mode="dense", trace=None, **_):
         c = self.c
         qr = ops.rms_norm(self.q_a_proj(x), self.q_a_layernorm.weight, 1e-6)
         latent, pe = self.kv_a_proj_with_mqa(x).split([c.kv_rank, c.rope], -1)
@@ -253,7 +254,7 @@ class Model(nn.Module):
 
     def forward(self, ids, cache=None, taps=None, **how):
         """ids [B, T] -> the normed last hidden state [B, T, D] and the caches. mode: dense, sparse or recent;
-        trace: a list that receives what the indexers' training needs; taps: a list that receives the running sum
+        trace: a list that receives what the indexers' training needs; cut [B, T]: tokens before which KDA forgets; taps: a list that receives the running sum
         after every layer and the last mix, normed without the weights of model.norm."""
         m = self.model
         p = F.embedding(ids, m.embed_tokens.weight).to(self.dtype)

@@ -3,26 +3,10 @@
 // tests them against plain PyTorch. Why they exist: with AMX the matrix products take a fraction of a step, and
 // eager point-wise operations would take nearly all of it.
 #include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <vector>
 
-typedef uint16_t bf16;
+#include "numbers.h"
 
-static inline float up(bf16 x) {
-  uint32_t u = uint32_t(x) << 16;
-  float f;
-  memcpy(&f, &u, 4);
-  return f;
-}
-static inline bf16 down(float f) {
-  uint32_t u;
-  memcpy(&u, &f, 4);
-  return bf16((u + 0x7fff + ((u >> 16) & 1)) >> 16);
-}
-// Bounded: division is a reciprocal estimate with a Newton step, which makes NaN of an infinite denominator.
-static inline float sigmoid(float x) { return 1.0f / (1.0f + expf(x > -60.0f ? -x : 60.0f)); }
 static inline float tanh_(float x) { return 1.0f - 2.0f / (1.0f + expf(x < 30.0f ? 2.0f * x : 60.0f)); }
 
 extern "C" {
@@ -216,6 +200,40 @@ void softmax_rows_backward(int64_t all, int64_t rows, int64_t columns, int64_t f
     for (int64_t i = 0; i < n; ++i) d[i] = down(scale * up(a[i]) * (up(d[i]) - delta[r]));
     memset(d + n, 0, (columns - n) * 2);
   }
+}
+
+// -log of the share that the columns marked in `same` have in a row's soft-max, all others counted exp(noise) times; a
+// row sees columns 0 .. last[row]. score [batch, heads, rows, columns] becomes the loss's gradient (rows of weight 0
+// cost nothing); last, weight [batch, rows], same [batch, rows, columns], loss [batch, rows] summed over the heads.
+void source_rows(int64_t batch, int64_t heads, int64_t rows, int64_t columns, float scale, float noise,
+                 const int64_t* last, const float* weight, const uint8_t* same, bf16* score, float* loss) {
+  std::vector<float> p(columns);
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t t = 0; t < rows; ++t) {
+        int64_t at = b * rows + t, n = last[at] + 1;
+        bf16* x = score + ((b * heads + h) * rows + t) * columns;
+        const uint8_t* m = same + at * columns;
+        if (weight[at] == 0) {
+          memset(x, 0, columns * 2);
+          continue;
+        }
+        float top = -1e30f, best = -1e30f, all = 0, part = 0;
+        for (int64_t i = 0; i < n; ++i) {
+          float v = p[i] = up(x[i]) * scale + (m[i] ? 0.0f : noise);
+          top = v > top ? v : top;
+          best = m[i] && v > best ? v : best;
+        }
+        for (int64_t i = 0; i < n; ++i) all += expf(p[i] - top);
+        for (int64_t i = 0; i < n; ++i) part += m[i] ? expf(p[i] - best) : 0;
+        loss[at] += logf(all) + top - logf(part) - best;
+        float a = weight[at] * scale / all, c = weight[at] * scale / part;
+        for (int64_t i = 0; i < n; ++i) {
+          float v = expf(p[i] - top) * a;
+          x[i] = down(m[i] ? v - expf(p[i] - best) * c : v);
+        }
+        memset(x + n, 0, (columns - n) * 2);
+      }
 }
 
 // Indexer: score = sum over heads of weight relu(dot), and the `top` best visible columns of every row as booleans.

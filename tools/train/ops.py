@@ -15,7 +15,7 @@ FAST = False
 def library(name):
     source, target = f"{HERE}/{name}.cpp", f"{BUILD}/lib{name}.so"
     os.makedirs(BUILD, exist_ok=True)
-    if not os.path.exists(target) or os.path.getmtime(target) < os.path.getmtime(source):
+    if not os.path.exists(target) or os.path.getmtime(target) < max(map(os.path.getmtime, (source, HERE + "/numbers.h"))):
         subprocess.run(["g++", "-O3", "-march=native", "-ffast-math", "-shared", "-fPIC", source, "-o",
                         target + ".new"], check=True)
         os.replace(target + ".new", target)
@@ -36,7 +36,7 @@ def argument(x):
 
 def run(name, *arguments):
     """Calls a C function; it must be this one's arguments that hold the tensors, or a temporary would be gone."""
-    file = "kda" if name.startswith("kda") else "ops"
+    file = name.split("_")[0] if name.startswith(("kda", "muon")) else "ops"
     if file not in LIBRARIES:
         LIBRARIES[file] = library(file)
     getattr(LIBRARIES[file], name)(*[argument(x) for x in arguments])
@@ -157,10 +157,10 @@ def cross_entropy(logits, target, weight):
 
 # KDA ------------------------------------------------------------------------------------------------------------
 
-def kda_reference(proj, f, conv, alog, dt, onorm, state=None):
+def kda_reference(proj, f, conv, alog, dt, onorm, state=None, cut=None):
     """proj [B, lead + T, 4P + H] = q | k | v | gate | beta before everything (lead: up to three earlier tokens for
     the convolution), f [B, T, P] the decay input, conv [3, 4, P], onorm [head dim], state [B, H, K, V] before the
-    first token. Returns the gated, normed output [B, T, P] and the state after the last token."""
+    first token, cut [B, T] booleans: the state is forgotten before such a token. Returns the gated, normed output [B, T, P] and the state after the last token."""
     heads, dim = proj.shape[-1] - 4 * f.shape[-1], onorm.shape[0]
     width, steps = heads * dim, f.shape[1]
     lead = proj.shape[1] - steps
@@ -174,6 +174,8 @@ def kda_reference(proj, f, conv, alog, dt, onorm, state=None):
     q, k, v = (short_conv(parts[i], conv[i]) for i in range(3))
     q, k = (x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
     decay = torch.exp(-5 * torch.sigmoid(alog[:heads].exp().unsqueeze(-1) * (f + dt).unflatten(-1, (heads, dim))))
+    if cut is not None:
+        decay = decay * ~cut[:, :, None, None]
     beta = torch.sigmoid(parts[4][:, lead:]).unsqueeze(-1)
     S = q.new_zeros(q.shape[0], heads, dim, dim) if state is None else state
     out = []
@@ -189,7 +191,7 @@ def kda_reference(proj, f, conv, alog, dt, onorm, state=None):
 
 class Kda(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, proj, f, conv, alog, dt, onorm, state):
+    def forward(ctx, proj, f, conv, alog, dt, onorm, state, cut):
         proj, f = proj.contiguous(), f.contiguous()
         batch, time, width = f.shape
         heads = width // 64
@@ -197,23 +199,23 @@ class Kda(torch.autograd.Function):
         saved = empty(batch, heads, (time + 31) // 32, 64, 64) if any(ctx.needs_input_grad) else None
         out = torch.empty_like(f)
         state = zeros(batch, heads, 64, 64) if state is None else state.clone()
-        run("kda_forward", batch, time, heads, proj.shape[-1], proj.shape[1] - time, proj, f, *small, state, saved, out)
-        ctx.save_for_backward(proj, f, saved, *small)
+        run("kda_forward", batch, time, heads, proj.shape[-1], proj.shape[1] - time, proj, f, *small, cut, state, saved, out)
+        ctx.save_for_backward(proj, f, saved, cut, *small)
         ctx.mark_non_differentiable(state)
         return out, state
 
     @staticmethod
     def backward(ctx, dout, _):
-        proj, f, saved, *small = ctx.saved_tensors
+        proj, f, saved, cut, *small = ctx.saved_tensors
         batch, time, width = f.shape
-        dproj, df, dsmall = torch.zeros_like(proj), torch.empty_like(f), [torch.zeros_like(x) for x in small]
-        run("kda_backward", batch, time, width // 64, proj.shape[-1], proj.shape[1] - time, proj, f, *small, saved, dout.contiguous(), dproj, df, *dsmall)
-        return dproj, df, *dsmall, None
+        dproj, df, dsmall = (torch.zeros_like if proj.shape[1] > time else torch.empty_like)(proj), torch.empty_like(f), [torch.zeros_like(x) for x in small]
+        run("kda_backward", batch, time, width // 64, proj.shape[-1], proj.shape[1] - time, proj, f, *small, cut, saved, dout.contiguous(), dproj, df, *dsmall)
+        return dproj, df, *dsmall, None, None
 
 
-def kda(proj, f, conv, alog, dt, onorm, state=None):
+def kda(proj, f, conv, alog, dt, onorm, state=None, cut=None):
     """The C++ form takes state and history as constants: no gradient flows into an earlier segment."""
-    return (Kda.apply if FAST else kda_reference)(proj, f, conv, alog, dt, onorm, state)
+    return (Kda.apply if FAST else kda_reference)(proj, f, conv, alog, dt, onorm, state, cut)
 
 
 # Attention ------------------------------------------------------------------------------------------------------
@@ -266,21 +268,59 @@ class Attend(torch.autograd.Function):
         q, k, v, out, selected = ctx.saved_tensors
         B, H, T, d = q.shape
         first = k.shape[2] - T
-        dq, dk, dv = torch.empty_like(q), torch.zeros(k.shape), torch.zeros(v.shape)
+        one = T <= ROWS and first == 0  # then nothing has to be added up
+        dq = torch.empty_like(q)
+        dk, dv = (None, None) if one else (torch.zeros(k.shape), torch.zeros(v.shape))
         delta = (dout.float() * out.float()).sum(-1)
         for row in range(0, T, ROWS):
             end, qb, kb, p = Attend.probabilities(q, k, selected, row, first)
             do = dout[:, :, row:end].flatten(0, 1)
             ds = torch.bmm(do, v[:, :, :first + end].flatten(0, 1).transpose(1, 2))
-            dv[:, :, :first + end] += torch.bmm(p.transpose(1, 2), do).view(B, H, first + end, d)
+            dvb = torch.bmm(p.transpose(1, 2), do).view(B, H, first + end, -1)
             run("softmax_rows_backward", B * H * (end - row), end - row, first + end, first + row, d**-0.5, p, delta[:, :, row:end].contiguous(), ds)
             dq[:, :, row:end] = torch.bmm(ds, kb).view(B, H, end - row, d)
-            dk[:, :, :first + end] += torch.bmm(ds.transpose(1, 2), qb).view(B, H, first + end, d)
+            dkb = torch.bmm(ds.transpose(1, 2), qb).view(B, H, first + end, d)
+            if one:
+                dk, dv = dkb, dvb
+            else:
+                dk[:, :, :first + end] += dkb
+                dv[:, :, :first + end] += dvb
         return dq, dk.to(k.dtype), dv.to(v.dtype), None
 
 
 def attend(q, k, v, selected=None):
     return Attend.apply(q, k, v, selected) if FAST else attend_reference(q, k, v, selected)
+
+
+class Source(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, last, same, weight, noise):
+        B, H, T, d = q.shape
+        g = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))  # scores, then their gradients
+        loss = zeros(B, T)
+        run("source_rows", B, H, T, k.shape[2], d**-0.5, noise, last, weight, same, g, loss)
+        ctx.save_for_backward(q, k, g)
+        return (loss * weight).sum()
+
+    @staticmethod
+    def backward(ctx, dout):
+        q, k, g = ctx.saved_tensors
+        g = g * dout.to(g.dtype)
+        return (torch.bmm(g, k.flatten(0, 1)).view_as(q), torch.bmm(g.transpose(1, 2), q.flatten(0, 1)).view_as(k),
+                None, None, None, None)
+
+
+def source_reference(q, k, last, same, weight, noise):
+    score = q @ k.transpose(2, 3) * q.shape[-1]**-0.5 + noise * ~same.unsqueeze(1)
+    score = score.masked_fill((torch.arange(k.shape[2]) > last.unsqueeze(-1)).unsqueeze(1), -torch.inf)
+    part = torch.logsumexp(score.masked_fill(~same.unsqueeze(1), -torch.inf), -1)
+    return ((torch.logsumexp(score, -1) - part).sum(1) * weight).sum()
+
+
+def source(q, k, last, same, weight, noise):
+    """Sum over heads and rows of weight * -log(share of the columns `same` in the soft-max of q k', all others counted
+    exp(noise) times). q [B, H, T, d], k [B, H, S, d]; last, weight [B, T]; same [B, T, S], within 0 .. last."""
+    return (Source.apply if FAST else source_reference)(q, k, last, same, weight, noise)
 
 
 def select(q, weight, key, top):
@@ -321,7 +361,7 @@ def test():
         assert max(errors) < 1e-2, name
 
     r = torch.randn
-    state = r(2, 2, 64, 64) * 0.3
+    state, cut = r(2, 2, 64, 64) * 0.3, torch.arange(150).view(2, 75) % 29 == 5
     compare("mix1", lambda a, g: mix([a], g, g), [r(50, 256), r(256)], {0})
     compare("mix3", lambda a, b, c, k, g: mix([a, b, c], k, g),
             [r(50, 256), r(50, 256), r(50, 256), r(256) * 0.2, r(256)], {0, 1, 2})
@@ -333,7 +373,7 @@ def test():
     compare("kda", lambda *x: kda(*x)[0], [r(2, 75, 4 * 128 + 2), r(2, 75, 128) * 2, r(3, 4, 128) * 0.5, r(2) * 0.3, r(128) - 2,
                          1 + 0.1 * r(64)], {0, 1})
     compare("kda, later segment", lambda p, f, *x: kda(torch.cat([p[:, :3].detach(), p[:, 3:]], 1), f, *x,
-                                                      state=state.to(x[0].dtype))[0],
+                                                      state=state.to(x[0].dtype), cut=cut)[0],
             [r(2, 78, 4 * 128 + 2), r(2, 75, 128) * 2, r(3, 4, 128) * 0.5, r(2) * 0.3, r(128) - 2,
              1 + 0.1 * r(64)], {0, 1})
     compare("attend", attend, [r(2, 3, 700, 64), r(2, 3, 800, 64), r(2, 3, 800, 64)], {0, 1, 2})
@@ -341,6 +381,11 @@ def test():
     some[:, :, 0] = True
     compare("attend selected", lambda *x: attend(*x, some), [r(2, 3, 700, 64), r(2, 3, 800, 64), r(2, 3, 800, 64)],
             {0, 1, 2})
+    last = torch.randint(20, 800, (2, 40))
+    same = (torch.rand(2, 40, 800) < 0.02) & (torch.arange(800) <= last.unsqueeze(-1))
+    same[:, :, 0] = True
+    compare("source", lambda q, k: source(q, k, last, same, (last % 3 / 3.0).float(), 2.0),
+            [r(2, 3, 40, 64), r(2, 3, 800, 64)], {0, 1})
     q, weight, key = r(600, 8, 32).bfloat16(), r(600, 8), r(700, 32).bfloat16()
     dot = torch.relu(torch.einsum("thd,sd->ths", q, key)).float()
     score = (dot * weight.unsqueeze(-1)).sum(1).masked_fill(~visible(100, 600, 700), -torch.inf)

@@ -2,11 +2,20 @@
 orthogonalised in one batch; experts count as matrices of their own."""
 import torch
 
+import ops
+
+AMX = "amx_bf16" in open("/proc/cpuinfo").read()
+
 
 def orthogonal(g):
     """[n, rows, columns] -> nearest semi-orthogonal matrices, roughly."""
     tall = g.shape[1] > g.shape[2]
-    x = (g.transpose(1, 2) if tall else g).to(torch.bfloat16)
+    x = g.transpose(1, 2) if tall else g
+    if AMX and ops.FAST and all(n % 32 == 0 for n in g.shape[1:]):
+        x = x.clone(memory_format=torch.contiguous_format)
+        ops.run("muon_orthogonal", *x.shape, x)
+        return x.transpose(1, 2) if tall else x
+    x = x.to(torch.bfloat16)
     x = x / (x.float().norm(dim=(1, 2), keepdim=True) + 1e-7).to(x.dtype)
     for _ in range(5):
         a = torch.bmm(x, x.transpose(1, 2))

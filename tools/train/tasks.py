@@ -10,6 +10,7 @@ import data
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TEXT, NOTHING, ANSWER = 1, 0, 2
+CUT = None  # among the pieces of a message: see Ids.cut
 
 
 def words():
@@ -139,7 +140,7 @@ class Ids:
     """Collects token ids and loss weights."""
 
     def __init__(self):
-        self.ids, self.kinds = [], []
+        self.ids, self.kinds, self.cuts = [], [], []
 
     def text(self, text, kind=TEXT):
         new = data.encode(text)
@@ -153,6 +154,10 @@ class Ids:
     def pieces(self, pieces):
         for text, kind in pieces:
             self.text(text, kind)
+
+    def cut(self):
+        """A place where KDA may be made to forget: what was told before it is asked for behind it."""
+        self.cuts.append(len(self.ids))
 
     def open(self, name, attributes=(), kind=TEXT):
         self.special("<|open|>", kind)
@@ -185,7 +190,8 @@ class Chat:
     def user(self, *pieces):
         """Texts or (text, kind) pairs; what a user writes is not predicted unless a pair says so."""
         self.out.open("message", [("role", "user")])
-        self.out.pieces([(p, NOTHING) if isinstance(p, str) else p for p in pieces])
+        for p in pieces:
+            self.out.cut() if p is CUT else self.out.pieces([(p, NOTHING) if isinstance(p, str) else p])
         self.out.end_message()
 
     def prompt(self):
@@ -213,6 +219,7 @@ def shuffled_repeats(rng, facts, rounds, weight=ANSWER):
         out.pieces(facts.tell(i))
         out.text(joint)
     for _ in range(rounds):
+        out.cut()
         order = rng.sample(range(n), n)
         for i in order:
             out.pieces(facts.repeat(i, weight))
@@ -231,12 +238,12 @@ def question_sample(rng, facts, filler, questions, thinking=None):
     if rng.random() < 0.15:
         chat.user(*document)
         chat.answer("I have read it.")
-        chat.user(facts.ask(asked[0]))
+        chat.user(CUT, facts.ask(asked[0]))
     else:
-        chat.user(*document, "\n\n" + facts.ask(asked[0]))
+        chat.user(*document, CUT, "\n\n" + facts.ask(asked[0]))
     chat.answer(facts.say(asked[0]))
     for i in asked[1:]:
-        chat.user(facts.ask(i))
+        chat.user(CUT, facts.ask(i))
         chat.answer(facts.say(i))
     out.special("[EOS]")
     return out
@@ -244,7 +251,8 @@ def question_sample(rng, facts, filler, questions, thinking=None):
 
 def place(rng, facts, filler):
     """Pieces: every fact as a sentence of its own between the sentences of `filler` (texts that end in white space)."""
-    spots = sorted(rng.randrange(len(filler) + 1) for _ in facts)
+    power = 3 if rng.random() < 0.3 else 1  # three in ten documents have most of their facts at the front
+    spots = sorted(int(rng.random()**power * (len(filler) + 1)) for _ in facts)
     out, at = [], 0
     for spot, fact in zip(spots, facts):
         out += [(x, TEXT) for x in filler[at:spot]] + [(fact + " ", NOTHING)]
@@ -295,7 +303,7 @@ def table_sample(rng):
     for turn in range(rng.randint(1, 3)):
         row, column = rng.choice(rows), rng.choice((1, 2))
         question = f"What is the {heads[column]} of {row[0]}?"
-        chat.user(text + "\n\n" + question if turn == 0 else question)
+        chat.user(*[text, CUT, "\n\n" + question] if turn == 0 else [CUT, question])
         chat.answer(f"The {heads[column]} of {row[0]} is {row[column]}.")
     out.special("[EOS]")
     return out

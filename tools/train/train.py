@@ -3,17 +3,20 @@
 Keeps WORK/NAME.pt (model, optimiser, random states, stage, hours so far) every ten minutes and at the end, and appends
 curves to WORK/NAME.csv. A later call continues where the file stands."""
 import argparse
+import math
 import os
 import random
 import signal
 import time
 
 import torch
+import torch.nn.functional as F
 
 import data
 import evaluate
 import ops
-from batches import STAGES, Sampler, loss_weights
+from batches import MIX, STAGES, Sampler, loss_weights
+from indexer import align, teach
 from init import copy_friendly
 from model import Config, Model
 from optimiser import Optimiser
@@ -40,31 +43,28 @@ def balance_loss(model):
     return total / len(gates(model))
 
 
-def source_loss(trace, ids, kinds, heads=2):
+def source_loss(trace, ids, kinds, noise, heads=2):
     """How well the first heads of every MLA layer attend to what an answer token is copied from: tokens equal to it
     whose four predecessors are alike too. Left to itself the model puts all retrieval into the KDA states, which hold
-    a few facts over a few hundred tokens, and the MLA layers never start to look anything up."""
+    a few facts over a few hundred tokens, and the MLA layers never start to look anything up. All other columns count exp(noise) times: in 1,024
+    columns a match then has to stand out as it must among 32K."""
     inputs, targets = ids[:, :-1], ids[:, 1:]
-    total, rows = 0.0, 0
-    for b in range(len(ids)):
-        t = (kinds[b] == ANSWER).nonzero().flatten()
-        t = t[torch.randperm(len(t))[:1024 // len(ids)]]
-        same = inputs[b] == targets[b, t].unsqueeze(-1)
-        for back in range(4):
-            earlier = torch.nn.functional.pad(inputs[b], (1 + back, 0), value=-1)[:inputs.shape[1]]
-            same &= earlier == inputs[b, (t - back).clamp(min=0)].unsqueeze(-1)
-        unseen = torch.arange(inputs.shape[1]) > t.unsqueeze(-1)
-        same &= ~unseen
-        found = same.any(-1)
-        if not found.any():
-            continue
-        t, same, unseen = t[found], same[found], unseen[found]
-        rows += len(t)
-        for _, _, _, q, k, _ in trace:
-            score = (q[b, :heads, t] @ k[b, :heads].transpose(1, 2)).float() * q.shape[-1]**-0.5
-            p = torch.log_softmax(score.masked_fill(unseen, -1e30), -1)
-            total = total - torch.logsumexp(p.masked_fill(~same, -1e30), -1).sum()
-    return total / (heads * len(trace) * max(1, rows))
+    B, S = inputs.shape
+    # A fixed number of rows, the ones without an answer masked: every new shape would compile new product kernels.
+    n = max(64, min(1024 // B, 2**18 // (B * S)))
+    t = torch.rand(B, S).masked_fill(kinds != ANSWER, -1.0).topk(min(n, S), -1).indices
+    same = inputs.unsqueeze(1) == targets.gather(1, t).unsqueeze(-1)
+    for back in range(4):
+        earlier = F.pad(inputs, (1 + back, 0), value=-1)[:, :S]
+        same &= earlier.unsqueeze(1) == inputs.gather(1, (t - back).clamp(min=0)).unsqueeze(-1)
+    same &= torch.arange(S) <= t.unsqueeze(-1)
+    rows = same.any(-1) & (kinds.gather(1, t) == ANSWER)
+    weight = rows.float() / (heads * len(trace) * rows.sum().clamp(min=1))
+    total = 0.0
+    for _, _, _, q, k, _ in trace:
+        chosen = q[:, :heads].gather(2, t[:, None, :, None].expand(-1, heads, -1, q.shape[-1]))
+        total = total + ops.source(chosen, k[:, :heads].contiguous(), t, same, weight, noise)
+    return total
 
 
 @torch.no_grad()
@@ -82,6 +82,9 @@ class Run:
         for name, p in self.model.named_parameters():
             p.requires_grad_("indexer" not in name)
         self.optimiser, self.sampler = Optimiser(self.model), Sampler(args.seed)
+        self.indexers = torch.optim.AdamW([p for n, p in self.model.named_parameters() if "indexer" in n], lr=2e-3,
+                                          betas=(0.9, 0.95), weight_decay=0.0)
+        self.mass, self.aligned = [], False
         self.stage, self.tokens, self.seconds, self.stage_tokens = 0, 0, 0.0, 0
         source = self.path if os.path.exists(self.path) else args.start
         if source:
@@ -99,12 +102,16 @@ class Run:
     def load(self, state):
         self.model.load_state_dict(state["model"])
         self.optimiser.load(state["optimiser"])
+        self.aligned = state.get("aligned", False)
+        if self.aligned:
+            self.indexers.load_state_dict(state["indexers"])
         self.sampler.rng.setstate(state["random"])
         self.stage, self.tokens, self.seconds = state["stage"], state["tokens"], state["seconds"]
         self.stage_tokens = state["stage_tokens"]
 
     def save(self):
         state = {"model": self.model.state_dict(), "optimiser": self.optimiser.state(),
+                 "indexers": self.indexers.state_dict(), "aligned": self.aligned,
                  "random": self.sampler.rng.getstate(), "stage": self.stage, "tokens": self.tokens,
                  "seconds": self.seconds, "stage_tokens": self.stage_tokens}
         torch.save(state, self.path + ".new")
@@ -114,16 +121,31 @@ class Run:
         # A quarter of the steps at a shorter length: cheaper, and the short documents stay known.
         shorter = self.stage > 2 and self.sampler.rng.random() < 0.25
         stage = STAGES[self.sampler.rng.randrange(2, self.stage) if shorter else self.stage]
-        ids, kinds = self.sampler.batch(stage)
+        if self.args.mix:
+            stage = self.sampler.rng.choices(STAGES, MIX)[0]
+        ids, kinds, cut = self.sampler.batch(stage)
         trace = [] if self.args.sources else None
-        hidden, _ = self.model(ids[:, :-1], mode=self.args.mode, trace=trace)
-        guide = source_loss(trace, ids, kinds) if trace else 0.0
+        # Every fourth long step the indexers learn, beside the trunk.
+        taught = self.args.indexers and stage["length"] >= self.args.indexers and self.optimiser.steps % 4 == 0
+        hidden, _ = self.model(ids[:, :-1], mode=self.args.mode, trace=trace, cut=cut)
+        narrow = 0.0
+        if taught:
+            if not self.aligned:
+                align(self.model, trace)
+                self.aligned = True
+            narrow, self.mass = teach(self.model, trace, kinds)
+        guide = source_loss(trace, ids, kinds, math.log(32768 / stage["length"])) if trace else 0.0
         weights, kinds = loss_weights(kinds).flatten(), kinds.flatten()
         known = kinds.nonzero().flatten()
-        logits = self.model.logits(hidden.flatten(0, 1)[known])
-        total, loss, hit = ops.cross_entropy(logits, ids[:, 1:].flatten()[known], weights[known])
+        rows = F.pad(known, (0, -len(known) % 256))  # a few shapes only: every new one compiles product kernels
+        logits = self.model.logits(hidden.flatten(0, 1)[rows])
+        weights = F.pad(weights[known], (0, len(rows) - len(known)))
+        total, loss, hit = ops.cross_entropy(logits, ids[:, 1:].flatten()[rows], weights)
         balance = 0.02 if self.optimiser.steps < 200 else 0.002
-        (total + balance * balance_loss(self.model) + self.args.sources * guide).backward()
+        (total + balance * balance_loss(self.model) + self.args.sources * guide + narrow).backward()
+        if taught:
+            self.indexers.step()
+            self.indexers.zero_grad()
         self.guide = 0.95 * self.guide + 0.05 * float(guide.detach() if torch.is_tensor(guide) else guide)
         if not torch.isfinite(total.detach()):
             raise SystemExit("the loss is not a number: the checkpoint is kept as it was")
@@ -131,7 +153,7 @@ class Run:
         move_biases(self.model, max(0.001, 0.02 * 0.5**(self.optimiser.steps / 150)))
         self.tokens += kinds.numel()
         self.stage_tokens += kinds.numel()
-        kinds, loss = kinds[known], loss.detach()
+        kinds, loss, hit = kinds[known], loss.detach()[:len(known)], hit[:len(known)]
         answers, text = kinds == ANSWER, kinds == TEXT
         self.load_seen = 0.98 * self.load_seen + 0.02 * torch.stack([g.chosen.flatten(0, -2).mean(0)
                                                                      for g in gates(self.model)])
@@ -175,7 +197,7 @@ class Run:
             self.seconds += min(now - last, 20.0)
             last = now
             if n % 20 == 0 and n <= 100:
-                print(n, [round(x / n, 3) for x in means], f"sources {self.guide:.2f},", f"{(self.tokens - tokens) / (now - scored):.0f} tokens/s", flush=True)
+                print(n, [round(x / n, 3) for x in means], f"sources {self.guide:.2f},", " ".join(self.mass), f"{(self.tokens - tokens) / (now - scored):.0f} tokens/s", flush=True)
             if now - scored > args.every * 60:
                 self.evaluate([x / n for x in means], (self.tokens - tokens) / (now - scored))
                 scored = last = time.monotonic()
@@ -200,10 +222,13 @@ if __name__ == "__main__":
     p.add_argument("--longest", type=int, default=16384)
     p.add_argument("--mode", default="dense", help="dense, or sparse: through the (frozen) indexers' selections")
     p.add_argument("--sources", type=float, default=0.0, help="weight of source_loss")
+    p.add_argument("--indexers", type=int, default=0, help="rows of so many tokens on teach the indexers (0: none do)")
+    p.add_argument("--mix", action="store_true", help="rows of all lengths (batches.MIX), scored at the stage's")
     p.add_argument("--every", type=float, default=2.0, help="minutes between scores")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--threads", type=int, default=1)
     args = p.parse_args()
     torch.set_num_threads(args.threads)
+    torch.set_flush_denormal(True)
     ops.FAST = True
     Run(args).go()
