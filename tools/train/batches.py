@@ -16,13 +16,13 @@ STAGES = [
     dict(length=512, batch=4, text=0.20, repeats=0.40, facts=24, gate=0.85),
     dict(length=1024, batch=2, text=0.25, repeats=0.25, facts=32, gate=0.85),
     dict(length=2048, batch=2, text=0.25, repeats=0.20, facts=32, gate=0.85),
-    dict(length=4096, batch=1, text=0.35, repeats=0.10, facts=32, gate=0.85),
-    dict(length=8192, batch=1, text=0.40, repeats=0.05, facts=32, gate=0.85),
-    dict(length=16384, batch=1, text=0.40, repeats=0.05, facts=32, gate=0.95),
+    dict(length=4096, batch=1, text=0.25, repeats=0.10, facts=32, gate=0.85),
+    dict(length=8192, batch=1, text=0.25, repeats=0.05, facts=32, gate=0.85),
+    dict(length=16384, batch=1, text=0.25, repeats=0.05, facts=32, gate=0.95),
     dict(length=32768, batch=1, text=0.20, repeats=0.00, facts=32, gate=1.0),
 ]
 # How often a step has which stage's length when all are mixed: most tokens then stand in rows of 2K to 8K.
-MIX = [0, 5, 15, 25, 28, 18, 6, 2, 1]
+MIX = [0, 4, 14, 30, 28, 16, 5, 2, 1]
 
 # Share of the tasks in which the KDA states are emptied between what was told and the question: a short row then
 # teaches what long rows ask for, that the MLA layers look things up. Left alone the states do all retrieval, over as

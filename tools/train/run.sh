@@ -14,15 +14,17 @@ run() { echo "== $*"; python3 "$here/$@"; }
 [ -f "$work/corpus.jsonl" ] || run data.py corpus
 [ -f "$work/vocab/tiktoken.model" ] || run data.py vocab
 [ -f "$work/train.u16" ] || run data.py encode
-# The trunk reads densely; stages are entered on scores (batches.py). Then the learning rate falls to zero.
-[ -f "$work/trunk.done" ] || { run train.py trunk --sources 0.2 --minutes "${TRUNK_MINUTES:-600}"; touch "$work/trunk.done"; }
-[ -f "$work/cooled.done" ] || { run train.py cooled --start "$work/trunk.pt" --sources 0.1 --minutes "${COOL_MINUTES:-120}" \
-  --decay "${COOL_MINUTES:-120}"; touch "$work/cooled.done"; }
-[ -f "$work/model.pt" ] || run indexer.py "$work/cooled.pt" "$work/model.pt" --steps 200
-[ -f "$work/mtp.pt" ] || run draft.py train mtp "$work/model.pt" "$work/mtp.pt" --steps 400
-[ -f "$work/dspark.pt" ] || run draft.py train dspark "$work/model.pt" "$work/dspark.pt" --steps 600
-run draft.py score "$work/model.pt" "$work/mtp.pt" "$work/dspark.pt"
-run export.py "$work/model.pt" "$top/models/weft-small" --mtp "$work/mtp.pt" \
-  --dspark "$work/dspark.pt" "$top/models/weft-small-dspark"
+# The trunk reads densely. Stages are entered on scores (batches.py) up to 4,096 tokens, from there on rows have all
+# lengths; the indexers learn beside it from 1,024 tokens on. Then the learning rate falls to zero.
+how="--sources 0.3 --indexers 1024 --mix 4096 --longest 4096"
+[ -f "$work/trunk.done" ] || { run train.py trunk $how --minutes "${TRUNK_MINUTES:-60}"; touch "$work/trunk.done"; }
+[ -f "$work/cooled.done" ] || { run train.py cooled $how --start "$work/trunk.pt" --minutes "${COOL_MINUTES:-30}" \
+  --decay "${COOL_MINUTES:-30}"; touch "$work/cooled.done"; }
+[ -f "$work/model.pt" ] || run indexer.py "$work/cooled.pt" "$work/model.pt" --steps 150
+# The drafts start on the trunk, whose hidden states are nearly the model's, and finish on the model.
+[ -f "$work/drafts-trunk.pt" ] || run draft.py train "$work/trunk.pt" "$work/drafts-trunk.pt" --steps 600
+[ -f "$work/drafts.pt" ] || run draft.py train "$work/model.pt" "$work/drafts.pt" --start "$work/drafts-trunk.pt" --steps 400
+run draft.py score "$work/model.pt" "$work/drafts.pt"
+run export.py "$work/model.pt" "$top/models/weft-small" --drafts "$work/drafts.pt" "$top/models/weft-small-dspark"
 run make_golden.py "$top/models/weft-small" "$top/tests/golden/weft-small"
 run evaluate.py "$work/model.pt"

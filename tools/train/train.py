@@ -119,10 +119,11 @@ class Run:
 
     def step(self, rate):
         # A quarter of the steps at a shorter length: cheaper, and the short documents stay known.
-        shorter = self.stage > 2 and self.sampler.rng.random() < 0.25
-        stage = STAGES[self.sampler.rng.randrange(2, self.stage) if shorter else self.stage]
-        if self.args.mix:
-            stage = self.sampler.rng.choices(STAGES, MIX)[0]
+        stage, rng = STAGES[self.stage], self.sampler.rng
+        if self.args.mix and stage["length"] >= self.args.mix:
+            stage = rng.choices(STAGES, MIX)[0]
+        elif self.stage > 2 and rng.random() < 0.25:
+            stage = STAGES[rng.randrange(2, self.stage)]
         ids, kinds, cut = self.sampler.batch(stage)
         trace = [] if self.args.sources else None
         # Every fourth long step the indexers learn, beside the trunk.
@@ -223,7 +224,7 @@ if __name__ == "__main__":
     p.add_argument("--mode", default="dense", help="dense, or sparse: through the (frozen) indexers' selections")
     p.add_argument("--sources", type=float, default=0.0, help="weight of source_loss")
     p.add_argument("--indexers", type=int, default=0, help="rows of so many tokens on teach the indexers (0: none do)")
-    p.add_argument("--mix", action="store_true", help="rows of all lengths (batches.MIX), scored at the stage's")
+    p.add_argument("--mix", type=int, default=0, help="from the stage of this length on rows have all lengths (batches.MIX)")
     p.add_argument("--every", type=float, default=2.0, help="minutes between scores")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--threads", type=int, default=1)
