@@ -22,7 +22,7 @@ STAGES = [
     dict(length=32768, batch=1, text=0.20, repeats=0.00, facts=32, gate=1.0),
 ]
 # How often a step has which stage's length when all are mixed: most tokens then stand in rows of 2K to 8K.
-MIX = [0, 4, 14, 30, 28, 16, 5, 2, 1]
+MIX = [0, 6, 20, 36, 27, 8, 2, 1, 0]
 
 # Share of the tasks in which the KDA states are emptied between what was told and the question: a short row then
 # teaches what long rows ask for, that the MLA layers look things up. Left alone the states do all retrieval, over as

@@ -33,7 +33,7 @@ def layer_loss(indexer, entry, rows, top_k):
     predicted = torch.log_softmax(score, -1)
     loss = (target * ((target + 1e-9).log() - predicted)).sum(-1).mean()
     best = torch.topk(score.detach(), min(top_k, S), -1).indices
-    return loss, float(target.gather(-1, best).sum(-1).mean())
+    return loss, float(target.gather(-1, best).sum(-1).mean()), best
 
 
 HEADS = (0, 2, 3)  # of the four that an indexer starts from: 0 and 1 look for the same (source_loss)
@@ -72,18 +72,19 @@ def align(model, trace):
 
 def teach(model, trace, kinds, share=0.2):
     """During the training of the trunk: the indexers' loss on the first sequence of a batch, and a pull on the
-    attention itself: what lies outside its own best three quarters of top-k columns is lost to any selection.
+    attention itself: what lies outside its own best three quarters of top-k columns is lost to any selection, what lies
+    outside the indexer's is lost to this one.
     Returns the loss and per layer KL/mass inside the indexer's selection/mass inside the best selection."""
     total, shown = 0.0, []
     rows = rows_of(kinds[0], None)
     for i, (x, qr, _, q, k, _) in zip(model.c.full, trace):
         indexer = model.model.layers[i].self_attn.indexer
-        kl, mass = layer_loss(indexer, (x[:1], qr[:1], None, q[:1].detach(), k[:1].detach(), None), rows, model.c.top_k)
+        kl, mass, chosen = layer_loss(indexer, (x[:1], qr[:1], None, q[:1].detach(), k[:1].detach(), None), rows, model.c.top_k)
         score = (q[0, :, rows] @ k[0].transpose(1, 2)).float() * q.shape[-1]**-0.5
         attention = torch.softmax(score.masked_fill(torch.arange(k.shape[2]) > rows.unsqueeze(-1), -80.0), -1).mean(0)
         best = torch.topk(attention.detach(), model.c.top_k * 3 // 4, -1).indices
         inside = attention.gather(-1, best).sum(-1).mean()
-        total = total + kl + share * (1 - inside)
+        total = total + kl + share * (2 - inside - attention.gather(-1, chosen).sum(-1).mean())
         shown.append(f"{float(kl.detach()):.2f}/{mass:.2f}/{float(inside.detach()):.2f}")
     return total, shown
 
@@ -119,7 +120,7 @@ def main():
         rows = rows_of(kinds[0], generator)
         shown = []
         for layer, entry in zip(layers, trace):
-            loss, mass = layer_loss(layer.indexer, entry, rows, model.c.top_k)
+            loss, mass, _ = layer_loss(layer.indexer, entry, rows, model.c.top_k)
             loss.backward()
             shown.append(f"{float(loss.detach()):.3f}/{mass:.3f}")
         optimiser.step()

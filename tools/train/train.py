@@ -126,8 +126,9 @@ class Run:
             stage = STAGES[rng.randrange(2, self.stage)]
         ids, kinds, cut = self.sampler.batch(stage)
         trace = [] if self.args.sources else None
-        # Every fourth long step the indexers learn, beside the trunk.
-        taught = self.args.indexers and stage["length"] >= self.args.indexers and self.optimiser.steps % 4 == 0
+        # Every fourth long step (every second one of a decay) the indexers learn, beside the trunk.
+        taught = self.args.indexers and stage["length"] >= self.args.indexers and \
+            self.optimiser.steps % (2 if self.args.decay else 4) == 0
         hidden, _ = self.model(ids[:, :-1], mode=self.args.mode, trace=trace, cut=cut)
         narrow = 0.0
         if taught:
