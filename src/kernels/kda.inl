@@ -61,7 +61,7 @@ static inline void kda_one(const KdaExactRoom& w, const KdaSource& s, float* sta
   for (; column + kWidePanels * kPanel <= stride; column += kWidePanels * kPanel)
     columns(Count<kWidePanels>{}, column);
   for (; column < stride; column += kPanel) columns(Count<1>{}, column);
-  kda_outputs<Grade::exact>(s, o, r.ld, nullptr);
+  kda_outputs(s, o, r.ld);
 }
 
 // Task: (span, head).

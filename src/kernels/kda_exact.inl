@@ -105,5 +105,5 @@ static inline void kda_exact(const KdaExactRoom& w, const KdaSource& s, float* s
   kda_exact_prepare(w, a.key_dim, s.n);
   for (int column = 0; column < a.value_dim; column += 2 * kPanel)
     kda_exact_columns(w, a, state, s.n, column, min_int(2, (a.v_stride - column) / kPanel));
-  kda_outputs<Grade::exact>(s, w.u + static_cast<size_t>(s.n) * w.rows.ld, w.rows.ld, nullptr);
+  kda_outputs(s, w.u + static_cast<size_t>(s.n) * w.rows.ld, w.rows.ld);
 }

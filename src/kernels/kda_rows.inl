@@ -1,9 +1,11 @@
-// KDA, what stands before and behind the recurrence: convolution, SiLU, L2 norm, gates; the gated norm, the new tail.
+// KDA, what stands before and behind the recurrence: convolution, SiLU, L2 norm, gates; the gated norm, the
+// new tail.
 //
-// Every pass runs down the tokens of a chunk for 16 channels at a time: weights and the convolution's window stay in
-// registers, and each line of the projections is read once.
+// Every pass runs down the tokens of a chunk for 16 channels at a time: weights and the convolution's window
+// stay in registers, and each line of the projections is read once.
 
-// Rows of one chunk, `ld` floats apart. ld is no multiple of 64: rows one L1 set apart would evict each other.
+// Rows of one chunk, `ld` floats apart. ld is no multiple of 64: rows one L1 set apart would evict each
+// other.
 struct KdaRows {
   float *q, *k, *v;  // after conv, SiLU and L2
   float* alpha;      // exp(g)
@@ -27,68 +29,88 @@ struct KdaSource {
   bool more() const { return first + n + kPageTokens <= span.length; }
 };
 
-// Into L2, once for each line: x is column c of its row.
-static inline void prefetch_line(const op_t* x, int c) {
-  if (c % (64 / static_cast<int>(sizeof(op_t))) == 0) __builtin_prefetch(x, 0, 2);
+// All 16 lanes, where a row's loads and stores may be cut to fewer.
+struct Full {};
+template <class T>
+static inline V load_n(const T* p, Full) {
+  return load(p);
+}
+static inline void store_n(float* p, V x, Full) {
+  store(p, x);
 }
 
-// How exactly SiLU and the output gate are computed: coarse where bf16 is what follows.
-enum class Grade { exact, coarse };
-template <Grade kGrade, int N>
-static inline void sigmoid_graded(V (&x)[N]) {
-#ifdef WEFT_TILES
-  if constexpr (kGrade == Grade::coarse) return sigmoid_coarse(x);
-#endif
-  sigmoid_each(x);
-}
-
-template <Grade kGrade, int kTaps>
-static inline void conv_columns(float* out, int ld, const KdaSource& s, int source, int channel, int dim) {
-  const KdaArgs& a = s.a;
-  const size_t step = a.ld_qkv;
-  const bool more = s.more();
+// Convolution and SiLU of 16 channels down the tokens of a chunk, four at a time. lane(row) reads them from a
+// row; w: weights; x: the kTaps - 1 rows before.
+template <int kTaps, class Left, class Lane, class Open>
+WEFT_INLINE void conv_tokens(float* out, int ld, const KdaSource& s, const op_t* in, const V (&w)[kTaps],
+                             V (&x)[kTaps + 3], Left left, bool fetch, const Lane& lane,
+                             const Open& sigmoids) {
   constexpr int kBefore = kTaps - 1;
-  for (int c = 0; c < dim; c += 16) {
-    const int left = dim - c;
+  const size_t step = s.a.ld_qkv;
+  const auto tokens = [&](auto count, int i) {
+    constexpr int kN = decltype(count)::value;
+    V sum[kN], open[kN];
+    for (int t = 0; t < kN; ++t) {
+      if (fetch) __builtin_prefetch(in + (t + kPageTokens) * step, 0, 2);
+      x[kBefore + t] = lane(in + t * step);
+    }
+    for (int t = 0; t < kN; ++t) {
+      sum[t] = w[0] * x[t];
+      for (int tap = 1; tap < kTaps; ++tap) sum[t] = fma(w[tap], x[t + tap], sum[t]);
+      open[t] = sum[t];
+    }
+    sigmoids(open);
+    for (int t = 0; t < kN; ++t) store_n(out + static_cast<size_t>(i + t) * ld, sum[t] * open[t], left);
+    for (int tap = 0; tap < kBefore; ++tap) x[tap] = x[tap + kN];
+    in += kN * step;
+  };
+  int i = 0;
+  for (; i + 4 <= s.n; i += 4) tokens(Count<4>{}, i);
+  for (; i < s.n; ++i) tokens(Count<1>{}, i);
+}
+
+// out [n][dim]: channels from `channel` on of the convolution, columns from `source` on of the projection.
+template <int kTaps, class Open>
+static inline void conv_columns(float* out, int ld, const KdaSource& s, int source, int channel, int dim,
+                                const Open& sigmoids) {
+  const KdaArgs& a = s.a;
+  constexpr int kBefore = kTaps - 1, kLine = 64 / static_cast<int>(sizeof(op_t));
+  const auto columns = [&](int c, auto left) {
     V w[kTaps], x[kBefore + 4];
+    const auto lane = [&](const op_t* row) { return load_n(row, left); };
     for (int tap = 0; tap < kTaps; ++tap)
       w[tap] = load_n(a.conv + static_cast<size_t>(tap) * a.conv_stride + channel + c, left);
-    const op_t* in = static_cast<const op_t*>(a.qkv) + s.token(0) * step + source + c;
+    const op_t* in = static_cast<const op_t*>(a.qkv) + s.token(0) * a.ld_qkv + source + c;
     for (int tap = 0; tap < kBefore; ++tap) {
       const int row = s.first + tap - kBefore;  // of the span; negative: in the tail
-      x[tap] = row >= 0 ? load_n(in - (kBefore - tap) * step, left)
-                        : load_n(s.tail + static_cast<size_t>(row + kBefore) * a.conv_stride + channel + c, left);
+      x[tap] = row >= 0
+                   ? lane(in - (kBefore - tap) * static_cast<size_t>(a.ld_qkv))
+                   : load_n(s.tail + static_cast<size_t>(row + kBefore) * a.conv_stride + channel + c, left);
     }
-    const auto tokens = [&](auto count, int i) {
-      constexpr int kN = decltype(count)::value;
-      V sum[kN], open[kN];
-      for (int t = 0; t < kN; ++t) {
-        if (more) prefetch_line(in + t * step + kPageTokens * step, c);
-        x[kBefore + t] = load_n(in + t * step, left);
-      }
-      for (int t = 0; t < kN; ++t) {
-        sum[t] = w[0] * x[t];
-        for (int tap = 1; tap < kTaps; ++tap) sum[t] = fma(w[tap], x[t + tap], sum[t]);
-        open[t] = sum[t];
-      }
-      sigmoid_graded<kGrade>(open);
-      for (int t = 0; t < kN; ++t) store_n(out + static_cast<size_t>(i + t) * ld + c, sum[t] * open[t], left);
-      for (int tap = 0; tap < kBefore; ++tap) x[tap] = x[tap + kN];
-      in += kN * step;
-    };
-    int i = 0;
-    for (; i + 4 <= s.n; i += 4) tokens(Count<4>{}, i);
-    for (; i < s.n; ++i) tokens(Count<1>{}, i);
+    conv_tokens<kTaps>(out + c, ld, s, in, w, x, left, s.more() && c % kLine == 0, lane, sigmoids);
+  };
+  int c = 0;
+  for (; c + 16 <= dim; c += 16) columns(c, Full{});
+  if (c < dim) columns(c, dim - c);
+}
+// f(Count<taps>)
+template <class F>
+static inline void with_taps(int taps, const F& f) {
+  switch (taps) {
+    case 1:
+      return f(Count<1>{});
+    case 2:
+      return f(Count<2>{});
+    case 3:
+      return f(Count<3>{});
+    default:
+      return f(Count<4>{});
   }
 }
-template <Grade kGrade>
 static inline void conv_silu(float* out, int ld, const KdaSource& s, int source, int channel, int dim) {
-  switch (s.a.taps) {
-    case 1: return conv_columns<kGrade, 1>(out, ld, s, source, channel, dim);
-    case 2: return conv_columns<kGrade, 2>(out, ld, s, source, channel, dim);
-    case 3: return conv_columns<kGrade, 3>(out, ld, s, source, channel, dim);
-    default: return conv_columns<kGrade, 4>(out, ld, s, source, channel, dim);
-  }
+  with_taps(s.a.taps, [&](auto taps) {
+    conv_columns<decltype(taps)::value>(out, ld, s, source, channel, dim, [](auto& x) { sigmoid_each(x); });
+  });
 }
 
 static inline void l2_normalise(float* x, int dim, float scale) {
@@ -96,14 +118,22 @@ static inline void l2_normalise(float* x, int dim, float scale) {
   for (int c = 0; c < dim; c += 16) store_n(x + c, load_n(x + c, dim - c) * factor, dim - c);
 }
 
-// A coarse gate moves the log-decay of any stretch of tokens by 2^-12 of itself, so the state by 2^-12 / e; an error of
-// exp would add up over thousands of slow steps.
-// alpha of key channels [from, from + dim) of the head
-template <Grade kGrade>
-static inline void kda_decays(float* alpha, int ld, const KdaSource& s, int from, int dim) {
+// exp(g) of gates x: g = lowest sigmoid(slope x) or -slope softplus(x)
+template <int N>
+WEFT_INLINE void kda_alphas(V (&x)[N], bool bounded, V slope, V lowest) {
+  if (bounded) {
+    for (int t = 0; t < N; ++t) x[t] = slope * x[t];
+    sigmoid_each(x);
+    for (int t = 0; t < N; ++t) x[t] = lowest * x[t];
+  } else {
+    for (int t = 0; t < N; ++t) x[t] = negate(slope * softplus(x[t]));
+  }
+  exp_each(x);
+}
+// alpha [n][dim] of key channels [0, dim) of the head
+static inline void kda_decays(float* alpha, int ld, const KdaSource& s, int dim) {
   const KdaArgs& a = s.a;
-  const size_t channel = static_cast<size_t>(s.head) * a.key_dim + from, step = a.ld_decay;
-  const bool more = s.more();
+  const size_t channel = static_cast<size_t>(s.head) * a.key_dim, step = a.ld_decay;
   const V slope = set1(a.slope[s.head]), lowest = set1(a.lower_bound);
   for (int c = 0; c < dim; c += 16) {
     const int left = dim - c;
@@ -112,18 +142,8 @@ static inline void kda_decays(float* alpha, int ld, const KdaSource& s, int from
     const auto tokens = [&](auto count, int i) {
       constexpr int kN = decltype(count)::value;
       V g[kN];
-      for (int t = 0; t < kN; ++t) {
-        if (more) prefetch_line(in + t * step + kPageTokens * step, c);
-        g[t] = load_n(in + t * step, left) + bias;
-      }
-      if (a.bounded) {
-        for (int t = 0; t < kN; ++t) g[t] = slope * g[t];
-        sigmoid_graded<kGrade>(g);
-        for (int t = 0; t < kN; ++t) g[t] = lowest * g[t];
-      } else {
-        for (int t = 0; t < kN; ++t) g[t] = negate(slope * softplus(g[t]));
-      }
-      exp_each(g);
+      for (int t = 0; t < kN; ++t) g[t] = load_n(in + t * step, left) + bias;
+      kda_alphas(g, a.bounded, slope, lowest);
       for (int t = 0; t < kN; ++t) store_n(alpha + static_cast<size_t>(i + t) * ld + c, g[t], left);
       in += kN * step;
     };
@@ -144,10 +164,10 @@ static inline void kda_inputs(const KdaRows& r, const KdaSource& s) {
   const KdaArgs& a = s.a;
   const int K = a.key_dim, q0 = s.head * K, v0 = s.head * a.value_dim;
   const float scale = rsqrt(static_cast<float>(K));
-  conv_silu<Grade::exact>(r.q, r.ld, s, q0, q0, K);
-  conv_silu<Grade::exact>(r.k, r.ld, s, a.k_offset + q0, a.heads * K + q0, K);
-  conv_silu<Grade::exact>(r.v, r.ld, s, a.v_offset + v0, 2 * a.heads * K + v0, a.value_dim);
-  kda_decays<Grade::exact>(r.alpha, r.ld, s, 0, K);
+  conv_silu(r.q, r.ld, s, q0, q0, K);
+  conv_silu(r.k, r.ld, s, a.k_offset + q0, a.heads * K + q0, K);
+  conv_silu(r.v, r.ld, s, a.v_offset + v0, 2 * a.heads * K + v0, a.value_dim);
+  kda_decays(r.alpha, r.ld, s, K);
   for (int i = 0; i < s.n; ++i) {
     l2_normalise(r.q + static_cast<size_t>(i) * r.ld, K, scale);
     l2_normalise(r.k + static_cast<size_t>(i) * r.ld, K, 1.f);
@@ -155,26 +175,29 @@ static inline void kda_inputs(const KdaRows& r, const KdaSource& s) {
   kda_betas(r, s);
 }
 
-// out = norm(scale o) * sigmoid(gate), o [n][ld], scale [n] or null for 1
-template <Grade kGrade>
-static inline void kda_outputs(const KdaSource& s, const float* o, int ld, const float* scale) {
+// Columns of `out` behind the last head, up to a multiple of 32
+static inline void kda_padding(const KdaSource& s) {
+  const KdaArgs& a = s.a;
+  const int width = a.heads * a.value_dim;
+  if (s.head == a.heads - 1)
+    for (int i = 0; i < s.n; ++i)
+      clear(static_cast<op_t*>(a.out) + s.token(i) * a.ld_out, width, round_up(width, kStep));
+}
+
+// out = norm(o) * sigmoid(gate), o [n][ld]
+static inline void kda_outputs(const KdaSource& s, const float* o, int ld) {
   const KdaArgs& a = s.a;
   const int V_ = a.value_dim;
   const size_t column = static_cast<size_t>(s.head) * V_;
-  const bool more = s.more();
   for (int i = 0; i < s.n; ++i, o += ld) {
     const op_t* gate = static_cast<const op_t*>(a.gate) + s.token(i) * a.ld_gate + column;
     op_t* out = static_cast<op_t*>(a.out) + s.token(i) * a.ld_out + column;
-    const float f = scale ? scale[i] : 1.f;
-    const V factor = set1(f * rsqrt(f * f * sum_squares(o, V_) / static_cast<float>(V_) + a.norm_eps));
+    const V factor = set1(rsqrt(sum_squares(o, V_) / static_cast<float>(V_) + a.norm_eps));
     const auto columns = [&](auto count, int c) {
       constexpr int kN = decltype(count)::value;
       V open[kN];
-      for (int p = 0; p < kN; ++p) {
-        if (more) prefetch_line(gate + static_cast<size_t>(kPageTokens) * a.ld_gate + c + 16 * p, c + 16 * p);
-        open[p] = load_n(gate + c + 16 * p, V_ - c - 16 * p);
-      }
-      sigmoid_graded<kGrade>(open);
+      for (int p = 0; p < kN; ++p) open[p] = load_n(gate + c + 16 * p, V_ - c - 16 * p);
+      sigmoid_each(open);
       for (int p = 0; p < kN; ++p) {
         const int at = c + 16 * p, left = V_ - at;
         store_n(out + at, load_n(o + at, left) * factor * load_n(a.norm + at, left) * open[p], left);
@@ -183,17 +206,19 @@ static inline void kda_outputs(const KdaSource& s, const float* o, int ld, const
     int c = 0;
     for (; c + 64 <= V_; c += 64) columns(Count<4>{}, c);
     for (; c < V_; c += 16) columns(Count<1>{}, c);
-    if (s.head == a.heads - 1) clear(out, V_, V_ + round_up(a.heads * V_, kStep) - a.heads * V_);
   }
+  kda_padding(s);
 }
 
 // New tail of one head's channels: the last taps - 1 rows of (old tail, span).
-static inline void kda_tail(const KdaArgs& a, const Span& span, float* tail, int source, int channel, int dim) {
+static inline void kda_tail(const KdaArgs& a, const Span& span, float* tail, int source, int channel,
+                            int dim) {
   const int keep = a.taps - 1;
   for (int r = 0; r < keep; ++r) {
     const int row = span.length - keep + r;  // local row of the span that ends up in tail row r
     const float* before = tail + static_cast<size_t>(keep + row) * a.conv_stride + channel;
-    const op_t* in = static_cast<const op_t*>(a.qkv) + static_cast<size_t>(span.begin + row) * a.ld_qkv + source;
+    const op_t* in =
+        static_cast<const op_t*>(a.qkv) + static_cast<size_t>(span.begin + row) * a.ld_qkv + source;
     float* to = tail + static_cast<size_t>(r) * a.conv_stride + channel;
     for (int c = 0; c < dim; c += 16)
       store_n(to + c, row >= 0 ? load_n(in + c, dim - c) : load_n(before + c, dim - c), dim - c);

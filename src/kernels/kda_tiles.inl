@@ -1,36 +1,36 @@
 // KDA in chunks of 64 tokens on tiles (kda.md 2.1, 2.3): bf16 operands, f32 sums, f32 state.
 //
-// E_ij, the decay between two tokens of a chunk, never exists. The pairs are split by halving: rows 32-63 against rows
-// 0-31, then each half alike, down to blocks of 8 rows. The halves of one level share an anchor, the token between them:
-// rows are decayed from it, columns to it, both by running products of alpha <= 1, and the pair is a plain product.
-// What remains, 8 x 8 blocks on the diagonal, is summed in f32. One anchor for more would need exp(-cumsum), which
-// overflows (kda.md 2.2).
+// E_ij, the decay between two tokens of a chunk, never exists. The pairs are split by halving: rows 32-63
+// against rows 0-31, then each half alike, down to blocks of 8 rows. The halves of one level share an anchor,
+// the token between them: rows are decayed from it, columns to it, both by running products of alpha <= 1,
+// and the pair is a plain product. What remains, 8 x 8 blocks on the diagonal, is summed in f32. One anchor
+// for more would need exp(-cumsum), which overflows (kda.md 2.2).
 //
-// The L2 norms are factors of rows: they are put on 64 x 64 scores, residuals, corrections and outputs instead of on
-// keys and queries, which so are written to their operands while they are in L1: 32 channels of all tokens at a time.
-// A level's operands never leave L1: their products are added up strip by strip.
+// The L2 norms are factors of rows: they are put on 64 x 64 scores, residuals, corrections and outputs
+// instead of on keys and queries, which so are written to their operands while they are in L1: 32 channels of
+// all tokens at a time.
 #ifdef WEFT_TILES
 
 struct KdaTileRoom {
   static constexpr int kC = kPageTokens, kHalf = kC / 2, kLevels = 3, kWide = 4 * kPanel;
-  KdaRows rows;              // [64], q and k before their norms
-  op_t* in;                  // [128][K] keys, then queries, decayed from the chunk's start, inclusive
-  op_t *left[kLevels], *right[kLevels];  // 32 channels: [64] rows, 2 panels
-  float* scores[kLevels];    // keys, then queries of second halves against keys of first halves
-  op_t* k_out;               // [K][64] keys decayed to the chunk's end
-  float* last;               // [K] decay of the whole chunk
-  float* squares;            // [2][64][16] of keys and queries
-  float *k_norm, *q_norm;    // [64]
-  float *lower, *inverse, *product;  // [64][64]: -L, (I + L)^-1, room
-  op_t *attend, *solve;              // [64][64]: A_qk before the norms, (I + L)^-1
-  float *u, *o;                      // [64][64] keys against the state, then e; [64][ld] outputs
-  op_t *state_lines;                 // panels of the state the next chunk starts from
-  op_t *r_lines, *e_lines;           // four panels of 64 rows
+  KdaRows rows;  // [64], q and k before their norms
+  op_t* in;      // [128][K] keys, then queries, decayed from the chunk's start, inclusive
+  op_t *left[kLevels], *right[kLevels];  // [64] rows, 2 panels
+  float* scores[kLevels];                // keys, then queries of second halves against keys of first halves
+  op_t* k_out;                           // [K][64] keys decayed to the chunk's end
+  float* last;                           // [K] decay of the whole chunk
+  float* squares;                        // [2][64][16] of keys and queries
+  float *k_norm, *q_norm;                // [64]
+  float *lower, *inverse, *product;      // [64][64]: -L, (I + L)^-1, room
+  op_t *attend, *solve;                  // [64][64]: A_qk before the norms, (I + L)^-1
+  float *u, *o;                          // [64][64] keys against the state, then e; [64][ld] outputs
+  op_t* state_lines;                     // panels of the state the next chunk starts from
+  op_t *r_lines, *e_lines;               // four panels of 64 rows
   KdaTileRoom(Scratch& s, const KdaArgs& a) : rows(s, a, kC) {
     const size_t K = a.key_dim;
     in = s.take<op_t>(2 * kC * K);
-    for (op_t*& p : left) p = s.take<op_t>(kC * kStep);
-    for (op_t*& p : right) p = s.take<op_t>(kHalf * kStep);
+    for (op_t*& p : left) p = s.take<op_t>(kC * K);
+    for (op_t*& p : right) p = s.take<op_t>(kHalf * K);
     for (float*& p : scores) p = s.take<float>(kC * kHalf);
     k_out = s.take<op_t>(kC * K);
     last = s.take<float>(K);
@@ -53,8 +53,12 @@ struct KdaTileRoom {
 struct Wide {
   V a, b;
 };
-static inline Wide load2(const float* p) { return {load(p), load(p + 16)}; }
-static inline Wide operator*(Wide x, Wide y) { return {x.a * y.a, x.b * y.b}; }
+static inline Wide load2(const float* p) {
+  return {load(p), load(p + 16)};
+}
+static inline Wide operator*(Wide x, Wide y) {
+  return {x.a * y.a, x.b * y.b};
+}
 
 // 32 channels from c on of every operand, while they are in L1.
 static inline void kda_strip(const KdaTileRoom& w, int K, int c) {
@@ -66,13 +70,14 @@ static inline void kda_strip(const KdaTileRoom& w, int K, int c) {
   Wide decay = one;
   float* squares = w.squares;
   for (int first = 0; first < kC; first += 16) {
-    op_t *k_out = row_in_tiles(w.in, k_tiles, first, strip), *q_out = row_in_tiles(w.in, k_tiles, kC + first, strip);
+    op_t *k_out = row_in_tiles(w.in, k_tiles, first, strip),
+         *q_out = row_in_tiles(w.in, k_tiles, kC + first, strip);
     for (int i = first; i < first + 16; ++i, k_out += kStep, q_out += kStep, squares += 16) {
       const Wide k = row(r.k, i), q = row(r.q, i);
       decay = decay * row(r.alpha, i);
       const Wide k_in = k * decay, q_in = q * decay;
-      store(k_out, k_in.a, k_in.b);
-      store(q_out, q_in.a, q_in.b);
+      pair_line(k_out, k_in.a, k_in.b);
+      pair_line(q_out, q_in.a, q_in.b);
       float* qq = squares + kC * 16;
       store(squares, fma(k.a, k.a, fma(k.b, k.b, load(squares))));
       store(qq, fma(q.a, q.a, fma(q.b, q.b, load(qq))));
@@ -102,13 +107,14 @@ static inline void kda_strip(const KdaTileRoom& w, int K, int c) {
   for (int level = 0, half = kC / 2; level < KdaTileRoom::kLevels; ++level, half /= 2) {
     for (int first = 0; first < kC; first += 2 * half) {
       const int anchor = first + half;
-      op_t *left = w.left[level] + first * kStep, *right = key[first / 2];
+      const auto at_row = [&](int i) { return row_in_tiles(w.left[level], k_tiles, first + i, strip); };
+      op_t* right = key[first / 2];
       decay = one;
       for (int i = 0; i < half; ++i) {
         decay = decay * row(r.alpha, anchor + i);
         const Wide k = row(r.k, anchor + i) * decay, q = row(r.q, anchor + i) * decay;
-        store(left + i * kStep, k.a, k.b);
-        store(left + (half + i) * kStep, q.a, q.b);
+        store(at_row(i), k.a, k.b);
+        store(at_row(half + i), q.a, q.b);
       }
       decay = one;
       for (int i = half - 1; i >= 0; --i) {
@@ -119,20 +125,24 @@ static inline void kda_strip(const KdaTileRoom& w, int K, int c) {
     }
     for (int p = 0; p < 2; ++p) {
       for (int j = 0; j < 16; ++j) at[j] = reinterpret_cast<const uint32_t*>(key[16 * p + j]);
-      transpose16(reinterpret_cast<uint32_t*>(w.right[level] + p * kTile), at);
+      transpose16(reinterpret_cast<uint32_t*>(w.right[level] + (p * k_tiles + strip) * kTile), at);
     }
-  }
-  const bool more = c > 0;
-  for (int m = 0; m < 4; ++m) {
-    product_tiles<2>(w.scores[0] + m * 16 * 32, 32 * 4, w.left[0] + m * kTile, w.right[0], kTile, 1, more);
-    for (int level = 1; level < KdaTileRoom::kLevels; ++level)  // row blocks 2 p and 2 p + 1 meet panel p only
-      product_tiles<1>(w.scores[level] + m * 16 * 16, 16 * 4, w.left[level] + m * kTile,
-                      w.right[level] + m / 2 * kTile, 0, 1, more);
   }
 }
 
+// The scores of all levels, keys and queries of second halves against keys of first halves.
+static inline void kda_level_products(const KdaTileRoom& w, int K) {
+  const int steps = K / kStep;
+  const size_t rows = static_cast<size_t>(steps) * kTile, panel = rows;
+  for (int m = 0; m < 2; ++m)
+    product_2x2(w.scores[0] + m * 32 * 32, 32, w.left[0] + 2 * m * rows, rows, w.right[0], panel, steps);
+  for (int level = 1; level < KdaTileRoom::kLevels; ++level)  // row blocks 2 p and 2 p + 1 meet panel p only
+    product_halves(w.scores[level], w.left[level], rows, w.right[level], panel, steps);
+}
+
 // -beta_i |k_i| |k_j| row by row into `lower`; the queries' scores as they are into `attend`.
-static inline void kda_scores(const KdaTileRoom& w, int row, int column, int n, const float* k, const float* q) {
+static inline void kda_scores(const KdaTileRoom& w, int row, int column, int n, const float* k,
+                              const float* q) {
   const V factor = set1(-w.rows.beta[row] * w.k_norm[row]);
   store_n(w.lower + row * KdaTileRoom::kC + column, factor * load(w.k_norm + column) * load_n(k, n), n);
   store_n(row_in_tiles(w.attend, 2, row, column / kStep) + column % kStep, load_n(q, n), n);
@@ -140,7 +150,8 @@ static inline void kda_scores(const KdaTileRoom& w, int row, int column, int n, 
 static inline void kda_levels(const KdaTileRoom& w) {
   const float *first = w.scores[0], *second = w.scores[1], *third = w.scores[2];
   for (int i = 0; i < 32; ++i)
-    for (int c = 0; c < 32; c += 16) kda_scores(w, 32 + i, c, 16, first + i * 32 + c, first + (32 + i) * 32 + c);
+    for (int c = 0; c < 32; c += 16)
+      kda_scores(w, 32 + i, c, 16, first + i * 32 + c, first + (32 + i) * 32 + c);
   for (int g = 0; g < 2; ++g, second += 32 * 16)
     for (int i = 0; i < 16; ++i)
       kda_scores(w, 32 * g + 16 + i, 32 * g, 16, second + i * 16, second + (16 + i) * 16);
@@ -151,7 +162,8 @@ static inline void kda_levels(const KdaTileRoom& w) {
     }
 }
 
-// The 8 x 8 block of rows `first` .. : A_qk below and on the diagonal, L transposed above it, 64 sums at once.
+// The 8 x 8 block of rows `first` .. : A_qk below and on the diagonal, L transposed above it, 64 sums at
+// once.
 template <int kBlocks>
 static inline void kda_diagonal(const KdaTileRoom& w, int first) {
   constexpr int kC = KdaTileRoom::kC, kN = 8;
@@ -186,13 +198,15 @@ static inline void kda_diagonal(const KdaTileRoom& w, int first) {
   for (int i = 0; i < kN; ++i) {
     const int row = first + i;
     float* lower = w.lower + row * kC + first;
-    for (int j = 0; j < i; ++j) lower[j] = -r.beta[row] * w.k_norm[row] * w.k_norm[first + j] * sum[j * kN + i];
+    for (int j = 0; j < i; ++j)
+      lower[j] = -r.beta[row] * w.k_norm[row] * w.k_norm[first + j] * sum[j * kN + i];
     store_n(row_in_tiles(w.attend, 2, row, first / kStep) + first % kStep, load_n(sum + i * kN, i + 1), kN);
   }
 }
 
-// (I + L)^-1 in f32: 16 x 16 blocks by forward substitution, then merged twice. A doubling inverse loses everything
-// with correlated keys (kda.md 2.4); bf16 products here would lose what one rounding of the result keeps.
+// (I + L)^-1 in f32: 16 x 16 blocks by forward substitution, then merged twice. A doubling inverse loses
+// everything with correlated keys (kda.md 2.4); bf16 products here would lose what one rounding of the result
+// keeps.
 static inline void kda_invert(const KdaTileRoom& w) {
   constexpr int kC = KdaTileRoom::kC;
   float *t = w.inverse, *room = w.product;
@@ -242,12 +256,12 @@ static inline void kda_tile_prepare(const KdaTileRoom& w, const KdaSource& s) {
   for (int i = 0; i < kC; ++i)
     for (int t = 0; t < 2; ++t) store(row_in_tiles(w.attend, 2, i, t), zero(), zero());
   for (int c = 0; c < K; c += kStep) {
-    conv_silu<Grade::coarse>(r.q + c, r.ld, s, q0 + c, q0 + c, kStep);
-    conv_silu<Grade::coarse>(r.k + c, r.ld, s, a.k_offset + q0 + c, k0 + c, kStep);
-    kda_decays<Grade::coarse>(r.alpha + c, r.ld, s, c, kStep);
+    kda_conv_line(r.q + c, r.ld, s, q0 + c, q0 + c);
+    kda_conv_line(r.k + c, r.ld, s, a.k_offset + q0 + c, k0 + c);
+    kda_decay_line(r.alpha + c, r.ld, s, c);
     kda_strip(w, K, c);
   }
-  conv_silu<Grade::coarse>(r.v, r.ld, s, a.v_offset + v0, 2 * a.heads * K + v0, a.value_dim);
+  kda_conv_values(r.v, r.ld, s, a.v_offset + v0, 2 * a.heads * K + v0, a.value_dim);
   const V scale = set1(rsqrt(static_cast<float>(K)));
   for (int i = 0; i < kC; i += 16) {
     sums16(w.k_norm + i, w.squares + i * 16);
@@ -255,12 +269,20 @@ static inline void kda_tile_prepare(const KdaTileRoom& w, const KdaSource& s) {
     store(w.k_norm + i, rsqrt(load(w.k_norm + i) + set1(1e-6f)));
     store(w.q_norm + i, rsqrt(load(w.q_norm + i) + set1(1e-6f)) * scale);
   }
+  kda_level_products(w, K);
   kda_levels(w);
   for (int first = 0; first < kC; first += 8) switch (K / 16) {
-      case 2: kda_diagonal<2>(w, first); break;
-      case 4: kda_diagonal<4>(w, first); break;
-      case 8: kda_diagonal<8>(w, first); break;
-      default: kda_diagonal<16>(w, first);
+      case 2:
+        kda_diagonal<2>(w, first);
+        break;
+      case 4:
+        kda_diagonal<4>(w, first);
+        break;
+      case 8:
+        kda_diagonal<8>(w, first);
+        break;
+      default:
+        kda_diagonal<16>(w, first);
     }
   kda_invert(w);
 }
@@ -270,12 +292,14 @@ static inline void kda_state_lines(const KdaTileRoom& w, const KdaArgs& a, const
   for (int d = 0; d < a.key_dim; d += 2)
     for (int c = 0; c < a.v_stride; c += kPanel) {
       const float* at = state + static_cast<size_t>(d) * a.v_stride + c;
-      pair_line(w.state_lines + static_cast<size_t>(c) * a.key_dim + d * kPanel, load(at), load(at + a.v_stride));
+      pair_line(w.state_lines + static_cast<size_t>(c) * a.key_dim + d * kPanel, load(at),
+                load(at + a.v_stride));
     }
 }
 
 // Up to 64 value columns: corrections, outputs, update.
-static inline void kda_tile_columns(const KdaTileRoom& w, const KdaArgs& a, float* state, int column, int panels) {
+static inline void kda_tile_columns(const KdaTileRoom& w, const KdaArgs& a, float* state, int column,
+                                    int panels) {
   constexpr int kC = KdaTileRoom::kC, kWide = KdaTileRoom::kWide;
   const KdaRows r = w.rows;
   const int K = a.key_dim, k_tiles = K / kStep, block = k_tiles * kTile;
@@ -284,8 +308,7 @@ static inline void kda_tile_columns(const KdaTileRoom& w, const KdaArgs& a, floa
   const auto o_row = [&](int i) { return w.o + static_cast<size_t>(i) * r.ld + column; };
   for (int i = 0; i < kC; i += 16) {
     const op_t* keys = w.in + static_cast<size_t>(i / 16) * block;
-    product_tiles(w.u + i * kWide, kWide, keys, lines, panel, panels, k_tiles, false);
-    product_tiles(o_row(i), r.ld, keys + static_cast<size_t>(kC / 16) * block, lines, panel, panels, k_tiles, false);
+    sum_products(w.u + i * kWide, kWide, panels, Products{keys, lines, panel, k_tiles});
   }
   for (int p = 0; p < panels; ++p) {
     const int c = kPanel * p, left = a.value_dim - column - c;
@@ -293,31 +316,37 @@ static inline void kda_tile_columns(const KdaTileRoom& w, const KdaArgs& a, floa
       return set1(r.beta[i]) * (load_n(r.v + static_cast<size_t>(i) * r.ld + column + c, left) -
                                 set1(w.k_norm[i]) * load(w.u + i * kWide + c));
     };
-    for (int i = 0; i < kC; i += 2) pair_line(w.r_lines + (p * kC + i) * kPanel, residual(i), residual(i + 1));
+    for (int i = 0; i < kC; i += 2)
+      pair_line(w.r_lines + (p * kC + i) * kPanel, residual(i), residual(i + 1));
   }
   for (int i = 0; i < kC; i += 16)  // lower triangular: rows below 32 need one step of k
-    product_tiles(w.u + i * kWide, kWide, w.solve + i / 16 * 2 * kTile, w.r_lines, chunk_panel, panels, i / 32 + 1,
-                 false);
+    sum_products(w.u + i * kWide, kWide, panels,
+                 Products{w.solve + i / 16 * 2 * kTile, w.r_lines, chunk_panel, i / 32 + 1});
   for (int p = 0; p < panels; ++p)
     for (int i = 0; i < kC; i += 2) {
       const float* e = w.u + i * kWide + kPanel * p;
       pair_line(w.e_lines + (p * kC + i) * kPanel, set1(w.k_norm[i]) * load(e),
                 set1(w.k_norm[i + 1]) * load(e + kWide));
     }
-  for (int i = 0; i < kC; i += 16)
-    product_tiles(o_row(i), r.ld, w.attend + i / 16 * 2 * kTile, w.e_lines, chunk_panel, panels, i / 32 + 1, true);
-  for (int d = 0; d < K; d += 16) {
-    product_tiles(w.product, kWide, w.k_out + static_cast<size_t>(d / 16) * 2 * kTile, w.e_lines, chunk_panel, panels,
-                 kC / kStep, false);
-    for (int i = 0; i < 16; i += 2)
+  for (int i = 0; i < kC; i += 16) {
+    const op_t* queries = w.in + static_cast<size_t>((kC + i) / 16) * block;
+    sum_products(o_row(i), r.ld, panels, Products{queries, lines, panel, k_tiles},
+                 Products{w.attend + i / 16 * 2 * kTile, w.e_lines, chunk_panel, i / 32 + 1});
+  }
+  for (int d = 0; d < K; d += kStep) {  // even channels, then odd ones
+    const op_t* keys = w.k_out + static_cast<size_t>(d / 16) * 2 * kTile;
+    float* odd_rows = w.product + 16 * kWide;
+    sum_products(w.product, kWide, panels, Products{keys, w.e_lines, chunk_panel, kC / kStep});
+    sum_products(odd_rows, kWide, panels, Products{keys + 2 * kTile, w.e_lines, chunk_panel, kC / kStep});
+    for (int i = 0; i < 16; ++i)
       for (int p = 0; p < panels; ++p) {
-        float* at = state + static_cast<size_t>(d + i) * a.v_stride + column + kPanel * p;
-        const float* add = w.product + i * kWide + kPanel * p;
-        const V x = fma(set1(w.last[d + i]), load(at), load(add));
-        const V y = fma(set1(w.last[d + i + 1]), load(at + a.v_stride), load(add + kWide));
+        const int c = kPanel * p;
+        float* at = state + static_cast<size_t>(d + 2 * i) * a.v_stride + column + c;
+        const V x = fma(set1(w.last[d + i]), load(at), load(w.product + i * kWide + c));
+        const V y = fma(set1(w.last[d + 16 + i]), load(at + a.v_stride), load(odd_rows + i * kWide + c));
         store(at, x);
         store(at + a.v_stride, y);
-        pair_line(lines + p * panel + (d + i) * kPanel, x, y);
+        pair_line(lines + p * panel + (d + 2 * i) * kPanel, x, y);
       }
   }
 }
@@ -328,7 +357,7 @@ static inline void kda_tiles(const KdaTileRoom& w, const KdaSource& s, float* st
   if (!lines_known) kda_state_lines(w, a, state);
   for (int column = 0; column < a.value_dim; column += KdaTileRoom::kWide)
     kda_tile_columns(w, a, state, column, min_int(4, (a.v_stride - column) / kPanel));
-  kda_outputs<Grade::coarse>(s, w.o, w.rows.ld, w.q_norm);
+  kda_tile_outputs(s, w.o, w.rows.ld, w.q_norm, w.squares);
 }
 
 #endif

@@ -4,7 +4,7 @@ static inline V negate(V x) { return zero() - x; }
 
 // N values at once, step by step: one chain of 20 dependent operations alone leaves the machine idle.
 template <int N>
-static inline void exp_each(V (&x)[N]) {
+WEFT_INLINE void exp_each(V (&x)[N]) {
   // Cody-Waite: e^x = 2^n e^r, |r| <= ln2/2; the minimax polynomial of degree 6 leaves 2e-9.
   V n[N], p[N];
   for (int i = 0; i < N; ++i) x[i] = min(set1(88.7228f), max(set1(-103.9f), x[i]));
@@ -26,17 +26,17 @@ static inline V exp2(V x) {
   return scale2(p, n);
 }
 template <int N>
-static inline void sigmoid_each(V (&x)[N]) {
+WEFT_INLINE void sigmoid_each(V (&x)[N]) {
   for (int i = 0; i < N; ++i) x[i] = negate(x[i]);
   exp_each(x);
   for (int i = 0; i < N; ++i) x[i] = reciprocal(set1(1.f) + x[i]);
 }
-static inline V exp(V x) {
+WEFT_INLINE V exp(V x) {
   V one[] = {x};
   exp_each(one);
   return one[0];
 }
-static inline V sigmoid(V x) {
+WEFT_INLINE V sigmoid(V x) {
   V one[] = {x};
   sigmoid_each(one);
   return one[0];
@@ -44,7 +44,7 @@ static inline V sigmoid(V x) {
 static inline V silu(V x) { return x * sigmoid(x); }
 
 // log(1 + e^x) = max(x, 0) + log1p(e^-|x|); log1p(y) = 2 atanh(y / (2 + y)), the series to s^15 leaves 4e-10.
-static inline V softplus(V x) {
+WEFT_INLINE V softplus(V x) {
   const V y = exp(negate(max(negate(x), x)));
   const V s = y * reciprocal(set1(2.f) + y), s2 = s * s;
   V p = set1(1.f / 15);

@@ -1,3 +1,6 @@
+// A call carries arrays of V through memory: such words must be inlined, however often they are used.
+#define WEFT_INLINE static inline __attribute__((always_inline))
+
 // Code tables of the narrow formats, as bf16 bits (dsa.md 2.5, kimi.md 7).
 
 // e4m3: e > 0 is (1 + m/8) 2^(e-7); e = 0 is m 2^-9, normal in bf16; 0x7f is NaN.
@@ -55,3 +58,30 @@ alignas(32) static constexpr uint16_t kE2m1Bf16[16] = {0x0000, 0x5f00, 0x5f80, 0
                                                        0x8000, 0xdf00, 0xdf80, 0xdfc0, 0xe000, 0xe040, 0xe080, 0xe0c0};
 // e2m1 itself
 alignas(64) static constexpr float kE2m1[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
+
+// The logistic function on 32 pieces of 0.75 around multiples of 0.75, each a parabola through its Chebyshev points:
+// c[0] + x (c[1] + x c[2]). Piece k lies at k mod 32. Off by 2^-11.8 at most, by 2^-8.4 of itself where it decays.
+struct LogisticTable {
+  static constexpr double kWidth = 0.75;
+  alignas(64) float c[3][32];
+};
+static constexpr double logistic(double x) {
+  double power = 1, sum = 1;  // e^-|x| as (e^(-|x| / 256))^256
+  const double small = (x < 0 ? x : -x) / 256;
+  for (int i = 1; i < 8; ++i) sum += power *= small / i;
+  for (int i = 0; i < 8; ++i) sum *= sum;
+  return x < 0 ? sum / (1 + sum) : 1 / (1 + sum);
+}
+static constexpr LogisticTable logistic_table() {
+  LogisticTable t{};
+  for (int k = -16; k < 16; ++k) {
+    const double at = k * t.kWidth, h = t.kWidth / 2 * 0.86602540378;
+    const double f = logistic(at), up = logistic(at + h), down = logistic(at - h);
+    const double slope = (up - down) / (2 * h), bend = (up + down - 2 * f) / (2 * h * h);
+    t.c[0][k & 31] = static_cast<float>(f - at * (slope - at * bend));
+    t.c[1][k & 31] = static_cast<float>(slope - 2 * at * bend);
+    t.c[2][k & 31] = static_cast<float>(bend);
+  }
+  return t;
+}
+static constexpr LogisticTable kLogistic = logistic_table();

@@ -180,7 +180,8 @@ struct KdaShape {
   double lower_bound, norm_eps;
   bool tiles = false;  // chunks of 64 in bf16, where the kernel takes them (kernels/kda.inl)
 };
-inline constexpr double kCoarse = 0x1p-12;  // a sigmoid whose result is rounded to bf16 next
+// On tiles, where bf16 follows: sigmoid off by a share of itself (gates), or from a table of parabolas.
+inline constexpr double kCoarse = 0x1p-12, kLookup = 2.8e-4;
 // One sequence from its start: rows q|k|v [T][heads (2K + V)], decay [T][heads K], beta [T][heads], gate
 // [T][heads V].
 struct KdaInput {
@@ -212,7 +213,7 @@ inline Bounded kda_gate(const KdaShape& s, double slope, double x, bool coarse =
 //
 // On tiles every operand of a product is rounded to bf16: decayed keys and queries, the state, scores, the inverse, the
 // residual and the corrections; |sum a b| <= |a| |b| turns their errors into factors of norms. SiLU and the output gate
-// are coarse there.
+// come from a table there.
 //
 // The bound is normwise per value column. I - beta k k^T and diag(alpha) have norm <= 1, so an error of the
 // state does not grow from token to token; what one chunk adds is the residual of its triangular system times
@@ -238,7 +239,7 @@ inline KdaOutput kda(const KdaShape& shape, const KdaInput& in, const std::vecto
       sum += term, size += std::abs(term);
     }
     const double y = silu(sum);
-    return Bounded{y, 1.1 * (shape.taps + 1) * kU * size + (wide ? kCoarse : kElementary) * std::abs(y)};
+    return Bounded{y, 1.1 * (shape.taps + 1) * kU * size + (wide ? kLookup * std::abs(sum) : kElementary * std::abs(y))};
   };
   const auto normalised = [&](Vec& x, int t, int channel, double scale, double& error) {
     double squares = 0, off = 0;
@@ -341,7 +342,8 @@ inline KdaOutput kda(const KdaShape& shape, const KdaInput& in, const std::vecto
           const size_t at = (static_cast<size_t>(first + i) * H + h) * V + v;
           const double open = sigmoid(in.gate[at]);
           out.y.put(at, {normed.value[v] * open,
-                         normed.error[v] * open + (wide ? kCoarse : kElementary) * std::abs(normed.value[v]) * open});
+                         normed.error[v] * open +
+                             std::abs(normed.value[v]) * (wide ? kLookup : kElementary * open)});
         }
       }
       first = last;
