@@ -303,6 +303,26 @@ std::string error_of(const std::function<void()>& call) {
   return "";
 }
 
+// Wherever it lies: the first and last of a register, of a block and of the row, alone and before an equal one.
+TEST(Sampler, FindsTheLargestAndTheUnusableAnywhere) {
+  const SamplingParams greedy{.temperature = 0};
+  const auto row = random_row(10007, 3);
+  for (int at : {0, 1, 15, 16, 4095, 4096, 4097, 8191, 8192, 9999, 10000, 10006}) {
+    auto peak = row;
+    peak[at] = 100;
+    EXPECT_EQ(draws(greedy, peak, 1).front(), at);
+    for (int later : {at + 1, at + 15, 10006})
+      if (later > at && later <= 10006) peak[later] = 100;
+    EXPECT_EQ(draws(greedy, peak, 1).front(), at);
+    for (float bad : {kNan, kInf}) {
+      auto broken = row;
+      broken[at] = bad;
+      EXPECT_EQ(error_of([&] { draws(greedy, broken, 1); }),
+                fmt::format("the logit of token {} is {}", at, bad == kInf ? "+inf" : "NaN"));
+    }
+  }
+}
+
 TEST(Sampler, RefusesRowsThatAreNoDistribution) {
   for (double temperature : {0.0, 1.0}) {
     const SamplingParams params{.temperature = temperature};
