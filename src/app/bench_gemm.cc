@@ -144,7 +144,7 @@ void add_gemm_cases(std::vector<KernelCase>& all) {
   for (const cases::GemmCase& c : cases::real_gemm_cases())
     for (const int m : cases::kRealRows)
       all.push_back({"gemm",
-                     fmt::format("{} {} {}x{} m {}{}", cases::name(c.format), cases::name(c.epilogue), c.n,
+                     fmt::format("{} {} {}x{} m {}{}", format_name(c.format), cases::name(c.epilogue), c.n,
                                  c.k, m, c.precise ? " precise" : ""),
                      [c, m](Lab& lab) { return make_gemm(lab, c, m); }});
 }
@@ -152,7 +152,7 @@ void add_gemm_cases(std::vector<KernelCase>& all) {
 void add_moe_cases(std::vector<KernelCase>& all) {
   for (const cases::MoeCase& c : cases::real_moe_cases())
     all.push_back({"moe",
-                   fmt::format("{} {}x{} {} experts top-{} tokens {}", cases::name(c.format), c.width,
+                   fmt::format("{} {}x{} {} experts top-{} tokens {}", format_name(c.format), c.width,
                                c.intermediate, c.experts, c.top_k, c.tokens),
                    [c](Lab& lab) { return make_moe(lab, c); }});
 }

@@ -8,23 +8,6 @@
 
 namespace weft::cases {
 
-inline const char* name(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::bf16:
-      return "bf16";
-    case WeightFormat::f32:
-      return "f32";
-    case WeightFormat::e4m3:
-      return "e4m3";
-    case WeightFormat::mxfp4:
-      return "mxfp4";
-    case WeightFormat::mxfp8:
-      return "mxfp8";
-    case WeightFormat::int8:
-      return "int8";
-  }
-  return "?";
-}
 inline const char* name(Epilogue epilogue) {
   switch (epilogue) {
     case Epilogue::store_f32:
@@ -65,7 +48,7 @@ struct GemmCase {
   ActParams act = {};
 };
 inline std::ostream& operator<<(std::ostream& out, const GemmCase& c) {
-  return out << name(c.format) << ' ' << name(c.epilogue) << " n " << c.n << " k " << c.k << " groups "
+  return out << format_name(c.format) << ' ' << name(c.epilogue) << " n " << c.n << " k " << c.k << " groups "
              << c.groups << (c.precise ? " precise" : "") << (c.epilogue == Epilogue::activate ? " " : "")
              << (c.epilogue == Epilogue::activate ? name(c.act.kind) : "");
 }
@@ -197,7 +180,7 @@ struct MoeCase {
   int favourite = -1;  // all tokens go here first
 };
 inline std::ostream& operator<<(std::ostream& out, const MoeCase& c) {
-  return out << name(c.format) << " tokens " << c.tokens << " experts " << c.experts << " top_k " << c.top_k
+  return out << format_name(c.format) << " tokens " << c.tokens << " experts " << c.experts << " top_k " << c.top_k
              << " width " << c.width << " intermediate " << c.intermediate << ' ' << name(c.act.kind)
              << " favourite " << c.favourite;
 }

@@ -28,6 +28,18 @@ inline constexpr int kStep = 32;        // k padding
 inline constexpr int kScaleBlock = 128; // k covered by one fp8 scale
 
 enum class WeightFormat : uint8_t { bf16, f32, e4m3, mxfp4, mxfp8, int8 };
+// The word people use for it; e4m3 with its blocks is what checkpoints call fp8.
+static constexpr const char* format_name(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::bf16: return "bf16";
+    case WeightFormat::f32: return "f32";
+    case WeightFormat::e4m3: return "fp8";
+    case WeightFormat::mxfp4: return "mxfp4";
+    case WeightFormat::mxfp8: return "mxfp8";
+    case WeightFormat::int8: return "int8";
+  }
+  return "?";
+}
 
 static constexpr int round_up(int x, int unit) { return (x + unit - 1) / unit * unit; }
 

@@ -7,24 +7,6 @@
 
 namespace weft {
 
-const char* format_name(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::bf16:
-      return "bf16";
-    case WeightFormat::f32:
-      return "f32";
-    case WeightFormat::e4m3:
-      return "fp8";
-    case WeightFormat::mxfp4:
-      return "mxfp4";
-    case WeightFormat::mxfp8:
-      return "mxfp8";
-    case WeightFormat::int8:
-      return "int8";
-  }
-  return "?";
-}
-
 bool is_routed_expert(std::string_view tensor) {
   return tensor.find(".experts.") != tensor.npos;
 }

@@ -33,6 +33,5 @@ const std::vector<Tier>& named_tiers();
 Tier read_tier(const std::string& word);
 
 bool is_routed_expert(std::string_view tensor);  // by its name in the checkpoint
-const char* format_name(WeightFormat format);    // "bf16", "f32", "fp8", "mxfp4", ...
 
 }  // namespace weft

@@ -16,7 +16,7 @@ struct Shape {
 };
 std::ostream& operator<<(std::ostream& out, const Shape& s) {
   return out << "heads " << s.heads << " latent " << s.latent << " nope " << s.nope << " rope " << s.rope << " v " << s.v
-             << ' ' << cases::name(s.format) << (s.gate ? " gated" : "") << (s.sparse ? " sparse" : "");
+             << ' ' << format_name(s.format) << (s.gate ? " gated" : "") << (s.sparse ? " sparse" : "");
 }
 const std::vector<Shape> kShapes = {
     {3, 20, 10, 4, 6, WeightFormat::bf16, false, false}, {3, 20, 10, 4, 6, WeightFormat::bf16, true, true},

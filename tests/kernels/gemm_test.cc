@@ -310,7 +310,7 @@ TEST_P(Gemm, EveryCode) {
             mx ? std::ldexp(e4m3_to_float(static_cast<uint8_t>(code)),
                             kMxfp8Exponents[(i / 32 + c) % 8] - 127)
                : std::ldexp(1.5f, c - 8) * static_cast<float>(code & 0x80 ? -magnitude : magnitude);
-        ASSERT_EQ(out.get(i, c), expected) << cases::name(format) << " k " << i << " column " << c;
+        ASSERT_EQ(out.get(i, c), expected) << format_name(format) << " k " << i << " column " << c;
       }
   }
 }
