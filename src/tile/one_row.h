@@ -17,11 +17,21 @@ struct Panels {  // consecutive ones of packed.h
   size_t scale_bytes;
   int k;
 };
+// One step of 32 k of panels side by side. Reading a line asks for one that comes later.
+struct StepCodes {
+  const uint8_t* at;
+  size_t panel;
+  size_t ahead;
+  const uint8_t* line(int p, int i) const {
+    const uint8_t* codes = at + p * panel + 64 * i;
+    prefetch(codes + ahead);
+    return codes;
+  }
+};
 
 #ifdef WEFT_TILES
 
-using row_t = float;                    // what a row is multiplied as
-static constexpr int kRowAhead = 2048;  // 1 KB lost 3 % of bandwidth, 4 KB or L2 only up to 10 %
+using row_t = float;  // what a row is multiplied as
 
 static inline const float* row_operand(float* room, const bf16* x, int k) {
   for (int i = 0; i < k; i += 16) store(room + i, load(x + i));
@@ -30,18 +40,16 @@ static inline const float* row_operand(float* room, const bf16* x, int k) {
 
 // sum[p] += one step of 32 k of panel p
 struct PairSteps {  // bf16
-  static constexpr int kBytes = 1024;
+  static constexpr int kBytes = 1024, kAhead = 1024;
   template <int NP>
-  void add(V (&sum)[NP], const float* x, const uint8_t* codes, size_t panel) const {
+  void add(V (&sum)[NP], const float* x, const StepCodes& codes) const {
     V low[NP], high[NP];
     for (int p = 0; p < NP; ++p) low[p] = high[p] = zero();
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i)
 #pragma GCC unroll 8
       for (int p = 0; p < NP; ++p) {
-        const uint8_t* at = codes + p * panel + 64 * i;
-        prefetch(at + kRowAhead / 2);
-        const bf16* line = reinterpret_cast<const bf16*>(at);
+        const bf16* line = reinterpret_cast<const bf16*>(codes.line(p, i));
         low[p] = fma(set1(x[2 * i]), even(line), low[p]);
         high[p] = fma(set1(x[2 * i + 1]), odd(line), high[p]);
       }
@@ -49,10 +57,10 @@ struct PairSteps {  // bf16
   }
 };
 struct ByteSteps {
-  static constexpr int kBytes = 512;
+  static constexpr int kBytes = 512, kAhead = 2048;  // 1 KB lost 3 % of bandwidth, 4 KB or L2 only up to 10 %
   const ByteLookup look;
   template <int NP>
-  void add(V (&sum)[NP], const float* x, const uint8_t* codes, size_t panel) const {
+  void add(V (&sum)[NP], const float* x, const StepCodes& codes) const {
     V a[NP], b[NP];  // lanes: (column, parity of k); a and b have half of the columns each
     for (int p = 0; p < NP; ++p) a[p] = b[p] = zero();
 #pragma GCC unroll 8
@@ -60,10 +68,8 @@ struct ByteSteps {
       const V x0 = repeat_pair(x + 4 * i), x1 = repeat_pair(x + 4 * i + 2);
 #pragma GCC unroll 8
       for (int p = 0; p < NP; ++p) {
-        const uint8_t* at = codes + p * panel + 64 * i;
-        prefetch(at + kRowAhead);
         V a0, a1, b0, b1;
-        look.widen(raw(at), a0, a1, b0, b1);
+        look.widen(raw(codes.line(p, i)), a0, a1, b0, b1);
         a[p] = fma(x0, a0, a[p]), b[p] = fma(x0, b0, b[p]);
         a[p] = fma(x1, a1, a[p]), b[p] = fma(x1, b1, b[p]);
       }
@@ -72,19 +78,17 @@ struct ByteSteps {
   }
 };
 struct NibbleSteps {
-  static constexpr int kBytes = 256;
+  static constexpr int kBytes = 256, kAhead = 2048;
   const V table = load(kE2m1);
   template <int NP>
-  void add(V (&sum)[NP], const float* x, const uint8_t* codes, size_t panel) const {
+  void add(V (&sum)[NP], const float* x, const StepCodes& codes) const {
     V low[NP], high[NP];
     for (int p = 0; p < NP; ++p) low[p] = high[p] = zero();
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i, x += 8)
 #pragma GCC unroll 8
       for (int p = 0; p < NP; ++p) {
-        const uint8_t* at = codes + p * panel + 64 * i;
-        prefetch(at + kRowAhead);
-        const Line code = raw(at);  // a column's nibbles: four of even k, then four of odd k
+        const Line code = raw(codes.line(p, i));  // a column's nibbles: four of even k, then four of odd k
         low[p] = fma(set1(x[0]), nibble<0>(code, table), low[p]);
         high[p] = fma(set1(x[1]), nibble<4>(code, table), high[p]);
         low[p] = fma(set1(x[2]), nibble<1>(code, table), low[p]);
@@ -100,11 +104,11 @@ struct NibbleSteps {
 // An MX group is a step. Its scale is a power of two, so it may wait for the step's sum: the bits differ from
 // scaled weights' only where a product leaves the normal range of f32.
 template <int NP, class Steps>
-static inline void add_group(const Steps& steps, V (&sum)[NP], const float* x, const uint8_t* codes,
-                             size_t panel, const uint8_t* e8m0, size_t scale_panel) {
+static inline void add_group(const Steps& steps, V (&sum)[NP], const float* x, const StepCodes& codes,
+                             const uint8_t* e8m0, size_t scale_panel) {
   V part[NP];
   for (int p = 0; p < NP; ++p) part[p] = zero();
-  steps.add(part, x, codes, panel);
+  steps.add(part, x, codes);
   for (int p = 0; p < NP; ++p) sum[p] = fma(part[p], powers(e8m0 + p * scale_panel), sum[p]);
 }
 static inline ByteSteps mxfp8_steps() {
@@ -120,49 +124,46 @@ static inline const bf16* row_operand(float*, const bf16* x, int) {
 }
 
 struct PairSteps {
-  static constexpr int kBytes = 1024;
+  static constexpr int kBytes = 1024, kAhead = 0;
   template <int NP>
-  void add(V (&sum)[NP], const bf16* x, const uint8_t* codes, size_t panel) const {
+  void add(V (&sum)[NP], const bf16* x, const StepCodes& codes) const {
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i)
 #pragma GCC unroll 8
-      for (int p = 0; p < NP; ++p) sum[p] = dot_pair(sum[p], x + 2 * i, raw(codes + p * panel + 64 * i));
+      for (int p = 0; p < NP; ++p)
+        sum[p] = dot_pair(sum[p], x + 2 * i, raw(codes.at + p * codes.panel + 64 * i));
   }
 };
 struct ByteSteps {
-  static constexpr int kBytes = 512;
+  static constexpr int kBytes = 512, kAhead = kCodesAhead;
   const ByteLookup look;
   template <int NP, class Scale>
-  void add_scaled(V (&sum)[NP], const bf16* x, const uint8_t* codes, size_t panel, const Scale& scale) const {
+  void add_scaled(V (&sum)[NP], const bf16* x, const StepCodes& codes, const Scale& scale) const {
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i)
 #pragma GCC unroll 8
       for (int p = 0; p < NP; ++p) {
-        const uint8_t* at = codes + p * panel + 64 * i;
-        prefetch(at + kCodesAhead);
         Line first, second;
-        look.expand(raw(at), first, second);
+        look.expand(raw(codes.line(p, i)), first, second);
         sum[p] = dot_pair(sum[p], x + 4 * i, scale(first, p));
         sum[p] = dot_pair(sum[p], x + 4 * i + 2, scale(second, p));
       }
   }
   template <int NP>
-  void add(V (&sum)[NP], const bf16* x, const uint8_t* codes, size_t panel) const {
-    add_scaled(sum, x, codes, panel, [](Line line, int) { return line; });
+  void add(V (&sum)[NP], const bf16* x, const StepCodes& codes) const {
+    add_scaled(sum, x, codes, [](Line line, int) { return line; });
   }
 };
 struct NibbleSteps {
-  static constexpr int kBytes = 256;
+  static constexpr int kBytes = 256, kAhead = kCodesAhead;
   const Line table = e2m1_table();
   template <int NP, class Scale>
-  void add_scaled(V (&sum)[NP], const bf16* x, const uint8_t* codes, size_t panel, const Scale& scale) const {
+  void add_scaled(V (&sum)[NP], const bf16* x, const StepCodes& codes, const Scale& scale) const {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i, x += 8)
 #pragma GCC unroll 8
       for (int p = 0; p < NP; ++p) {
-        const uint8_t* at = codes + p * panel + 64 * i;
-        prefetch(at + kCodesAhead);
-        const Line code = raw(at);
+        const Line code = raw(codes.line(p, i));
         sum[p] = dot_pair(sum[p], x, scale(e2m1_line<0>(code, table), p));
         sum[p] = dot_pair(sum[p], x + 2, scale(e2m1_line<1>(code, table), p));
         sum[p] = dot_pair(sum[p], x + 4, scale(e2m1_line<2>(code, table), p));
@@ -171,11 +172,11 @@ struct NibbleSteps {
   }
 };
 template <int NP, class Steps>
-static inline void add_group(const Steps& steps, V (&sum)[NP], const bf16* x, const uint8_t* codes,
-                             size_t panel, const uint8_t* e8m0, size_t scale_panel) {
+static inline void add_group(const Steps& steps, V (&sum)[NP], const bf16* x, const StepCodes& codes,
+                             const uint8_t* e8m0, size_t scale_panel) {
   Line down[NP];
   for (int p = 0; p < NP; ++p) down[p] = scale_steps(e8m0 + p * scale_panel);
-  steps.add_scaled(sum, x, codes, panel, [&](Line line, int p) { return scale_down(line, down[p]); });
+  steps.add_scaled(sum, x, codes, [&](Line line, int p) { return scale_down(line, down[p]); });
 }
 static inline ByteSteps mxfp8_steps() {
   return {ByteLookup(kMxfp8Bytes)};
@@ -183,28 +184,35 @@ static inline ByteSteps mxfp8_steps() {
 
 #endif
 
+// Codes of panels p0 .. p0 + NP at k. Behind a panel's end lies what another stream reads at its begin: there
+// the panels after these are asked for.
+template <int NP, class Steps>
+static inline StepCodes codes_at(const Panels& w, int p0, int k) {
+  const size_t at = static_cast<size_t>(k / kStep) * Steps::kBytes;
+  const size_t ahead = at + Steps::kAhead < w.bytes ? Steps::kAhead : Steps::kAhead + (NP - 1) * w.bytes;
+  return {w.codes + p0 * w.bytes + at, w.bytes, ahead};
+}
+
 // c [16 NP] of panels from p0: without scales
 template <int NP, class Steps>
 static inline void row_sums(float* c, const row_t* x, const Panels& w, int p0, const Steps& steps) {
-  const uint8_t* codes = w.codes + p0 * w.bytes;
   V sum[NP];
   for (int p = 0; p < NP; ++p) sum[p] = zero();
-  for (int k = 0; k < w.k; k += kStep, codes += Steps::kBytes) steps.add(sum, x + k, codes, w.bytes);
+  for (int k = 0; k < w.k; k += kStep) steps.add(sum, x + k, codes_at<NP, Steps>(w, p0, k));
   for (int p = 0; p < NP; ++p) store(c + kPanel * (p0 + p), sum[p]);
 }
 // an f32 scale per `block` k of a panel, on the sum of the block
 template <int NP, class Steps>
 static inline void row_blocks(float* c, const row_t* x, const Panels& w, int p0, const Steps& steps,
                               int block) {
-  const uint8_t* codes = w.codes + p0 * w.bytes;
   const float* scale[NP];
   for (int p = 0; p < NP; ++p) scale[p] = reinterpret_cast<const float*>(w.scales + (p0 + p) * w.scale_bytes);
   V sum[NP];
   for (int k0 = 0; k0 < w.k; k0 += block) {
     V part[NP];
     for (int p = 0; p < NP; ++p) part[p] = zero();
-    for (int k = k0; k < min_int(k0 + block, w.k); k += kStep, codes += Steps::kBytes)
-      steps.add(part, x + k, codes, w.bytes);
+    for (int k = k0; k < min_int(k0 + block, w.k); k += kStep)
+      steps.add(part, x + k, codes_at<NP, Steps>(w, p0, k));
     for (int p = 0; p < NP; ++p) {
       const V s = set1(scale[p][k0 / block]);
       sum[p] = k0 > 0 ? fma(part[p], s, sum[p]) : part[p] * s;
@@ -215,11 +223,11 @@ static inline void row_blocks(float* c, const row_t* x, const Panels& w, int p0,
 // an E8M0 scale per step and column
 template <int NP, class Steps>
 static inline void row_groups(float* c, const row_t* x, const Panels& w, int p0, const Steps& steps) {
-  const uint8_t *codes = w.codes + p0 * w.bytes, *e8m0 = w.scales + p0 * w.scale_bytes;
+  const uint8_t* e8m0 = w.scales + p0 * w.scale_bytes;
   V sum[NP];
   for (int p = 0; p < NP; ++p) sum[p] = zero();
-  for (int k = 0; k < w.k; k += kStep, codes += Steps::kBytes, e8m0 += kPanel)
-    add_group(steps, sum, x + k, codes, w.bytes, e8m0, w.scale_bytes);
+  for (int k = 0; k < w.k; k += kStep, e8m0 += kPanel)
+    add_group(steps, sum, x + k, codes_at<NP, Steps>(w, p0, k), e8m0, w.scale_bytes);
   for (int p = 0; p < NP; ++p) store(c + kPanel * (p0 + p), sum[p]);
 }
 
