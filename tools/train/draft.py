@@ -100,7 +100,7 @@ def train(args):
     optimiser = Optimiser(both)
     for step in range(args.steps):
         for _ in range(2):
-            ids = sampler.batch(STAGES[3] | {"batch": 1, "text": 0.7})[0][0, :-1]
+            ids = sampler.batch(STAGES[3] | {"batch": 1, "text": 0.85})[0][0, :-1]
             chosen, mix, context, embedded = target(model, ids)
             one, hit1 = mtp_loss(mtp, chosen, mix, embedded)
             block, hits = dspark_loss(model, dspark, ids, chosen, context)

@@ -1,24 +1,19 @@
-"""Trains the indexers of a finished trunk: indexer.py IN.pt OUT.pt [--steps N] [--stages 4,5,6]
+"""The indexers: their start, and their training beside the trunk.
 
-Loss: KL(attention averaged over heads || softmax of the index score), on sampled rows of long sequences; the trunk is
-frozen and reads densely. Prints KL and the share of attention inside the top-k for every layer."""
-import argparse
-
+Loss: KL(attention averaged over heads || softmax of the index score), on sampled rows of long sequences. Nothing flows
+from it into the trunk."""
 import torch
 
-import data
-import ops
-from batches import STAGES, Sampler
 from tasks import ANSWER
 
 ROWS = 256
 
 
-def rows_of(kinds, generator):
+def rows_of(kinds):
     """Rows to train on: every answer token's query (they decide retrieval) and random others."""
     answers = (kinds == ANSWER).nonzero().flatten()
-    answers = answers[torch.randperm(len(answers), generator=generator)[:ROWS // 2]]
-    others = torch.randint(len(kinds) // 8, len(kinds), (ROWS - len(answers),), generator=generator)
+    answers = answers[torch.randperm(len(answers))[:ROWS // 2]]
+    others = torch.randint(len(kinds) // 8, len(kinds), (ROWS - len(answers),))
     return torch.cat([answers, others])
 
 
@@ -76,7 +71,7 @@ def teach(model, trace, kinds, share=0.2):
     outside the indexer's is lost to this one.
     Returns the loss and per layer KL/mass inside the indexer's selection/mass inside the best selection."""
     total, shown = 0.0, []
-    rows = rows_of(kinds[0], None)
+    rows = rows_of(kinds[0])
     for i, (x, qr, _, q, k, _) in zip(model.c.full, trace):
         indexer = model.model.layers[i].self_attn.indexer
         kl, mass, chosen = layer_loss(indexer, (x[:1], qr[:1], None, q[:1].detach(), k[:1].detach(), None), rows, model.c.top_k)
@@ -87,49 +82,3 @@ def teach(model, trace, kinds, share=0.2):
         total = total + kl + share * (2 - inside - attention.gather(-1, chosen).sum(-1).mean())
         shown.append(f"{float(kl.detach()):.2f}/{mass:.2f}/{float(inside.detach()):.2f}")
     return total, shown
-
-
-def main():
-    p = argparse.ArgumentParser()
-    p.add_argument("source")
-    p.add_argument("target")
-    p.add_argument("--steps", type=int, default=150)
-    p.add_argument("--stages", default="4,5,5,6")
-    args = p.parse_args()
-    torch.set_num_threads(1)
-    ops.FAST = True
-    state = torch.load(args.source, weights_only=False)
-    from train import build  # which imports this file
-    model = build()
-    model.load_state_dict(state["model"])
-    for name, x in model.named_parameters():
-        x.requires_grad_("indexer" in name)
-    layers = [model.model.layers[i].self_attn for i in model.c.full]
-    parameters = [x for l in layers for x in l.indexer.parameters()]
-    optimiser = torch.optim.AdamW(parameters, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0)
-    sampler, generator = Sampler(99), torch.Generator().manual_seed(3)
-    stages = [STAGES[int(s)] | {"batch": 1} for s in args.stages.split(",")]
-    for step in range(args.steps):
-        rate = min(1, (step + 1) / 20) * min(1, (args.steps - step) / (0.6 * args.steps))
-        for group in optimiser.param_groups:
-            group["lr"] = 3e-3 * rate
-        ids, kinds, _ = sampler.batch(stages[step % len(stages)])
-        trace = []
-        with torch.no_grad():
-            model(ids[:, :-1], trace=trace)
-        rows = rows_of(kinds[0], generator)
-        shown = []
-        for layer, entry in zip(layers, trace):
-            loss, mass, _ = layer_loss(layer.indexer, entry, rows, model.c.top_k)
-            loss.backward()
-            shown.append(f"{float(loss.detach()):.3f}/{mass:.3f}")
-        optimiser.step()
-        optimiser.zero_grad()
-        if step % 10 == 0 or step == args.steps - 1:
-            print(step, ids.shape[1] - 1, "KL/mass", *shown, flush=True)
-    state["model"] = model.state_dict()
-    torch.save({"model": state["model"], "tokens": state.get("tokens"), "seconds": state.get("seconds")}, args.target)
-
-
-if __name__ == "__main__":
-    main()
