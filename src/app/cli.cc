@@ -108,6 +108,13 @@ void add_engine_flags(CLI::App& sub, CommonFlags& flags, bool positional) {
   sub.add_option("-t,--threads", flags.threads, "Threads (default: the CPUs this process may use)")
       ->type_name("N")
       ->check(CLI::Range(1, 4096));
+  sub.add_option("--cpu-list", flags.cpu_list, "CPUs to use, each thread pinned to one, as in 0-3,8 (default: all)")
+      ->type_name("LIST");
+  sub.add_option("--numa", flags.numa,
+                 "Memory on machines of several nodes: local to who touches it first, or interleave (default: as the "
+                 "system is set)")
+      ->type_name("POLICY")
+      ->check(CLI::IsMember({"local", "interleave"}));
   sub.add_option("-c,--ctx-size", flags.context,
                  fmt::format("Context in tokens (default: the model's, at most {})", kDefaultContext))
       ->type_name("N")
@@ -155,7 +162,13 @@ DsaMode dsa_mode(const std::string& word) {
 }
 
 EngineOptions engine_options(const CommonFlags& flags) {
+  // Before any thread or large memory of this process.
+  if (!flags.cpu_list.empty()) use_cpus(flags.cpu_list);
+  if (!flags.numa.empty())
+    if (const std::string note = place_memory(flags.numa == "local" ? Numa::local : Numa::interleave); !note.empty())
+      fmt::print(stderr, "weft: {}\n", note);
   EngineOptions options;
+  options.pin = !flags.cpu_list.empty();
   options.model = flags.model;
   options.isa = flags.isa;
   options.threads = flags.threads;

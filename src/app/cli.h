@@ -36,6 +36,7 @@ struct CommonFlags {
   std::string model;           // -m
   std::string isa;             // --isa, "" = best
   int threads = 0;             // -t, 0 = default_threads()
+  std::string cpu_list, numa;  // --cpu-list, --numa: "" = as the system says
   int context = 0;             // -c, tokens; 0 = min(the model's, kDefaultContext)
   int chunk = 512;             // -b, tokens of one step
   std::string mla = "auto";    // --mla: auto, absorbed, expanded

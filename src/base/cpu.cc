@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <hwloc.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -16,6 +17,7 @@
 #include <cstring>
 
 #include "base/cgroup.h"
+#include "base/check.h"
 
 namespace weft {
 namespace {
@@ -168,22 +170,62 @@ std::vector<int> allowed_cpus() {
   return cpus;
 }
 
+namespace {
+
+struct Hwloc {
+  hwloc_topology_t topology = nullptr;
+  hwloc_bitmap_t set = hwloc_bitmap_alloc();
+  Hwloc() {
+    if (hwloc_topology_init(&topology) != 0 || hwloc_topology_load(topology) != 0)
+      fail("hwloc cannot read this machine's topology: {}", std::strerror(errno));
+  }
+  ~Hwloc() {
+    hwloc_bitmap_free(set);
+    hwloc_topology_destroy(topology);
+  }
+};
+
+}  // namespace
+
+void use_cpus(const std::string& list) {
+  Hwloc hw;
+  const bool characters = list.find_first_not_of("0123456789,-") == list.npos;
+  if (!characters || hwloc_bitmap_list_sscanf(hw.set, list.c_str()) != 0 || hwloc_bitmap_iszero(hw.set) ||
+      hwloc_bitmap_weight(hw.set) < 0)
+    usage("--cpu-list {}: expected CPU numbers and ranges, as in 0-3,8", list);
+  const std::vector<int> allowed = allowed_cpus();
+  for (int cpu = hwloc_bitmap_first(hw.set); cpu >= 0; cpu = hwloc_bitmap_next(hw.set, cpu))
+    if (std::find(allowed.begin(), allowed.end(), cpu) == allowed.end())
+      usage("--cpu-list {}: CPU {} is not among those this process may use ({})", list, cpu,
+            fmt::join(allowed, ","));
+  if (hwloc_set_cpubind(hw.topology, hw.set, HWLOC_CPUBIND_THREAD) != 0)
+    fail("--cpu-list {}: the system refuses: {}", list, std::strerror(errno));
+}
+
+std::string place_memory(Numa numa) {
+  Hwloc hw;
+  if (hwloc_get_nbobjs_by_type(hw.topology, HWLOC_OBJ_NUMANODE) < 2)
+    return "--numa: this machine has one NUMA node, all memory is equally near";
+  const hwloc_membind_policy_t policy =
+      numa == Numa::interleave ? HWLOC_MEMBIND_INTERLEAVE : HWLOC_MEMBIND_FIRSTTOUCH;
+  const hwloc_const_nodeset_t all = hwloc_topology_get_topology_nodeset(hw.topology);
+  if (hwloc_set_membind(hw.topology, all, policy, HWLOC_MEMBIND_THREAD | HWLOC_MEMBIND_BYNODESET) == 0)
+    return "";
+  return fmt::format("--numa: the system refuses: {}", std::strerror(errno));
+}
+
 Topology topology() {
   Topology t;
   t.cpus = static_cast<int>(allowed_cpus().size());
-  hwloc_topology_t hw;
-  if (hwloc_topology_init(&hw) != 0) return t;
-  if (hwloc_topology_load(hw) == 0) {
-    t.numa_nodes = std::max(1, hwloc_get_nbobjs_by_type(hw, HWLOC_OBJ_NUMANODE));
-    auto size = [&](hwloc_obj_type_t type) -> size_t {
-      hwloc_obj_t cache = hwloc_get_obj_by_type(hw, type, 0);
-      return cache != nullptr ? cache->attr->cache.size : 0;
-    };
-    t.l1d = size(HWLOC_OBJ_L1CACHE);
-    t.l2 = size(HWLOC_OBJ_L2CACHE);
-    t.l3 = size(HWLOC_OBJ_L3CACHE);
-  }
-  hwloc_topology_destroy(hw);
+  const Hwloc hw;
+  t.numa_nodes = std::max(1, hwloc_get_nbobjs_by_type(hw.topology, HWLOC_OBJ_NUMANODE));
+  const auto size = [&](hwloc_obj_type_t type) -> size_t {
+    const hwloc_obj_t cache = hwloc_get_obj_by_type(hw.topology, type, 0);
+    return cache != nullptr ? cache->attr->cache.size : 0;
+  };
+  t.l1d = size(HWLOC_OBJ_L1CACHE);
+  t.l2 = size(HWLOC_OBJ_L2CACHE);
+  t.l3 = size(HWLOC_OBJ_L3CACHE);
   return t;
 }
 

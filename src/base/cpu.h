@@ -44,6 +44,16 @@ std::string cpu_name();                              // the brand string, "unkno
 // CPUs this process may run on (affinity mask), ascending; never empty.
 std::vector<int> allowed_cpus();
 
+// Keeps this thread, and those it starts from now on, to some of the allowed CPUs: "0-3,8". error (usage): not such a
+// list; a CPU that is not allowed, with those that are.
+void use_cpus(const std::string& list);
+
+// Where memory that is touched from now on comes from. Weights are read by every thread, so on machines with several
+// NUMA nodes interleaved pages give each thread the bandwidth of all of them; local ones come from the node of the
+// thread that touches them first. Returns "", or why nothing was changed (one node; the system refuses).
+enum class Numa { local, interleave };
+std::string place_memory(Numa numa);
+
 struct Topology {
   int cpus = 1;                    // in the affinity mask
   int numa_nodes = 1;              // of the machine

@@ -9,7 +9,7 @@ namespace weft {
 Direct::Direct(const DirectOptions& options)
     : kernels_(choose_kernels(options.engine.isa, cpu_features())),
       chunk_(options.engine.chunk),
-      team_(options.engine.threads > 0 ? options.engine.threads : default_threads().threads, false,
+      team_(options.engine.threads > 0 ? options.engine.threads : default_threads().threads, options.engine.pin,
             kernels_.thread_init) {
   BuildOptions build = build_options(options.engine);
   build.max_logits = options.max_logits;

@@ -89,7 +89,7 @@ Engine::Engine(const EngineOptions& options) {
     if (options.need_tokenizer) throw;
     tokenizer_error_ = error.what();
   }
-  team_ = std::make_unique<Team>(count, false, kernels.thread_init);
+  team_ = std::make_unique<Team>(count, options.pin, kernels.thread_init);
   model_->load(*team_, options.on_load, options.cache);
   caches_ = std::make_unique<Caches>(model_->cache_shape(), limits_);
   model_->bind(*caches_, *team_);

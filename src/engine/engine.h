@@ -24,6 +24,7 @@ struct EngineOptions {
   std::string model;        // folder
   std::string isa;          // "" = best
   int threads = 0;          // 0 = default_threads()
+  bool pin = false;         // each thread stays on a CPU of its own
   int context = 0;          // tokens of one sequence; 0 = min(the model's, kDefaultContext)
   int chunk = 512;          // tokens of one step
   MlaForm mla = MlaForm::automatic;

@@ -64,6 +64,7 @@ TEST_F(Cli, WrongUseIsOneLineAndTwo) {
   expect_usage_error({"run", "-m", model_, "-n", "many", "-p", "x"}, "many");
   expect_usage_error({"run", "-m", model_, "-n", "-2", "-p", "x"}, "-n -2");
   expect_usage_error({"run", "-m", model_, "-t", "0", "-p", "x"}, "--threads");
+  expect_usage_error({"run", "-m", model_, "--cpu-list", "4-x", "-p", "x"}, "--cpu-list 4-x");
   expect_usage_error({"run", "-m", model_, "-c", "-1", "-p", "x"}, "--ctx-size");
   expect_usage_error({"run", "-m", model_, "-p", "x", "-f", "y"}, "-p and -f");
   expect_usage_error({"run", "-m", model_, "-p", ""}, "empty");

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/cgroup.h"
+#include "base/check.h"
 
 namespace weft {
 namespace {
@@ -232,6 +233,28 @@ TEST(Topology, FollowsTheAffinityMask) {
   EXPECT_EQ(allowed_cpus(), std::vector<int>{last});
   EXPECT_EQ(default_threads().threads, 1);
   sched_setaffinity(0, sizeof before, &before);
+}
+
+TEST(Topology, CpuLists) {
+  cpu_set_t before;
+  ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+  const std::vector<int> allowed = allowed_cpus();
+  use_cpus(std::to_string(allowed.back()));
+  EXPECT_EQ(allowed_cpus(), std::vector<int>{allowed.back()});
+  EXPECT_EQ(default_threads().threads, 1);
+  for (const std::string bad : {"", "x", "0-", "1;2", "99999"})
+    EXPECT_THROW(use_cpus(bad), UsageError) << bad;
+  if (allowed.size() > 1) {
+    EXPECT_THROW(use_cpus(std::to_string(allowed.front())), UsageError);
+  }
+  EXPECT_EQ(allowed_cpus(), std::vector<int>{allowed.back()});  // a refused list changes nothing
+  sched_setaffinity(0, sizeof before, &before);
+}
+
+TEST(Topology, MemoryPolicySaysWhatItCannotDo) {
+  const std::string note = place_memory(Numa::interleave);
+  EXPECT_EQ(note.empty(), topology().numa_nodes > 1) << note;
+  place_memory(Numa::local);
 }
 
 }  // namespace
