@@ -1,9 +1,11 @@
 // weft bench exec: what the three ways to run a step cost and gain, on one loaded model.
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <memory>
 
 #include "app/bench.h"
+#include "app/bench_lab.h"
 #include "app/bench_rig.h"
 #include "app/report.h"
 #include "base/cpu.h"
@@ -72,7 +74,70 @@ std::vector<ExecRow> measure(BenchRig& rig, const ExecFlags& flags) {
   return rows;
 }
 
-void print(BenchRig& rig, const ExecFlags& flags, const std::vector<ExecRow>& rows) {
+// From the input of a DSA layer to its indexer: the projections of queries, latent rows, keys and head
+// weights.
+struct Prolog {
+  int tokens, layers = 0;
+  double us = 0;        // of a layer
+  double of_bound = 0;  // by the time its bytes take from memory
+};
+
+Prolog prolog_of(const Graph& graph, const std::vector<Trace::NodeSpan>& spans, int tokens,
+                 double bandwidth) {
+  Prolog out{tokens};
+  double bytes = 0;
+  const std::vector<Node>& nodes = graph.nodes();
+  for (size_t at = 0; at < nodes.size(); ++at) {
+    if (std::strcmp(nodes[at].op, "index") != 0 || !spans[at].begin) continue;
+    const std::string scope = nodes[at].label.substr(0, nodes[at].label.rfind("indexer"));
+    int64_t begin = spans[at].begin;
+    std::vector<int> before = nodes[at].after;
+    std::vector<bool> seen(nodes.size());
+    while (!before.empty()) {
+      const int i = before.back();
+      before.pop_back();
+      if (seen[i] || !nodes[i].label.starts_with(scope)) continue;
+      seen[i] = true;
+      before.insert(before.end(), nodes[i].after.begin(), nodes[i].after.end());
+      bytes += spans[i].cost.bytes;
+      if (spans[i].begin) begin = std::min(begin, spans[i].begin);
+    }
+    ++out.layers;
+    out.us += static_cast<double>(spans[at].begin - begin) / 1e3;
+  }
+  if (out.layers == 0) return out;
+  out.of_bound = out.us * 1e-6 / (bytes / bandwidth);
+  out.us /= out.layers;
+  return out;
+}
+
+std::vector<Prolog> measure_prologs(BenchRig& rig, const ExecFlags& flags) {
+  Prober prober(rig.direct().kernels(), rig.direct().threads());
+  double bandwidth = 0;
+  for (const Ceiling& c : prober.ceilings())
+    if (c.name == std::string_view("dram read")) bandwidth = prober.rate(c).value;
+  std::vector<Prolog> out;
+  for (const int tokens : {1, 8}) {
+    std::vector<Prolog> samples;
+    for (int i = 0; i < std::max(9, flags.repeats); ++i) {
+      rig.back_to(flags.depth);
+      rig.read(tokens);  // captures
+      rig.back_to(flags.depth);
+      Trace trace(rig.model().parts().graph, rig.direct().threads());
+      rig.model().executor().trace(&trace);
+      rig.read(tokens);
+      rig.model().executor().trace(nullptr);
+      samples.push_back(prolog_of(rig.model().parts().graph, trace.last_step(), tokens, bandwidth));
+    }
+    std::nth_element(samples.begin(), samples.begin() + static_cast<long>(samples.size() / 2), samples.end(),
+                     [](const Prolog& a, const Prolog& b) { return a.us < b.us; });
+    out.push_back(samples[samples.size() / 2]);
+  }
+  return out;
+}
+
+void print(BenchRig& rig, const ExecFlags& flags, const std::vector<ExecRow>& rows,
+           const std::vector<Prolog>& prologs) {
   const double layers = rig.model().config().layers.size();
   const Graph& graph = rig.model().parts().graph;
   const double threads = rig.direct().threads();
@@ -95,6 +160,13 @@ void print(BenchRig& rig, const ExecFlags& flags, const std::vector<ExecRow>& ro
                      {"idle_share", r.stats.idle / (r.stats.seconds * threads)},
                      {"empty_us_per_layer", r.hollow_us / layers}});
     }
+    for (const Prolog& p : prologs)
+      if (p.layers)
+        out.push_back({{"mode", "prolog"},
+                       {"tokens", p.tokens},
+                       {"layers", p.layers},
+                       {"us_per_layer", p.us},
+                       {"of_bound", p.of_bound}});
     print_json(out);
     return;
   }
@@ -116,6 +188,12 @@ void print(BenchRig& rig, const ExecFlags& flags, const std::vector<ExecRow>& ro
                    : "-",
                r.hollow_us / layers);
   }
+  for (const Prolog& p : prologs)
+    if (p.layers)
+      fmt::print(
+          "\nprolog of a DSA layer (super), {} token{}: {:.0f} us, {:.2f} times its bytes / memory bandwidth",
+          p.tokens, p.tokens == 1 ? "" : "s", p.us, p.of_bound);
+  fmt::print("\n");
 }
 
 void run(const ExecFlags& flags) {
@@ -123,7 +201,8 @@ void run(const ExecFlags& flags) {
   if (engine.context == 0) engine.context = flags.depth + flags.tokens + 8;
   BenchRig rig(engine);
   rig.start_at(flags.depth);
-  print(rig, flags, measure(rig, flags));
+  const std::vector<ExecRow> rows = measure(rig, flags);  // leaves the model in super mode
+  print(rig, flags, rows, measure_prologs(rig, flags));
   if (flags.trace.empty()) return;
   Trace trace(rig.model().parts().graph, rig.direct().threads());
   rig.model().exec(engine.exec);

@@ -33,6 +33,18 @@ void Trace::record(int thread, const Event& event) {
   if (events.size() < limit_) events.push_back(event);
 }
 
+std::vector<Trace::NodeSpan> Trace::last_step() const {
+  std::vector<NodeSpan> out(graph_.nodes().size());
+  for (size_t i = 0; i < out.size(); ++i) out[i].cost = steps_.back().cost[i];
+  for (const std::vector<Event>& events : threads_)
+    for (auto e = events.rbegin(); e != events.rend() && e->begin >= steps_.back().begin; ++e) {
+      NodeSpan& span = out[e->node];
+      span.begin = span.begin ? std::min(span.begin, e->begin) : e->begin;
+      span.end = std::max(span.end, e->end);
+    }
+  return out;
+}
+
 namespace {
 
 constexpr int kThreads = 1, kStreams = 2;  // the two processes of the picture

@@ -22,6 +22,11 @@ class Trace {
   static int64_t now();  // ns
   void begin_step(const StepHeader& step);
   void record(int thread, const Event& event);
+  struct NodeSpan {
+    int64_t begin = 0, end = 0;  // of its first and its last task; 0: it had none
+    Cost cost;
+  };
+  std::vector<NodeSpan> last_step() const;  // per node
   // error: the file cannot be written.
   void write(const std::string& path) const;
 
