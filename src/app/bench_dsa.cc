@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "app/bench_lab.h"
+#include "kernels/attention_plan.h"
 #include "kernels/index_plan.h"
 
 namespace weft {
@@ -88,10 +89,12 @@ Timed make_index(Lab& lab, IndexFormat format, int length, int tokens) {
   return timed;
 }
 
-Timed make_attention(Lab& lab, LatentFormat format, int length, int tokens) {
+// heads 0: those of the real model over a selection; else so many over the whole prefix.
+Timed make_attention(Lab& lab, LatentFormat format, int length, int tokens, int dense_heads = 0) {
+  const int heads = dense_heads ? dense_heads : kHeads;
   const size_t row = latent_row_bytes(format, kLatent, kRope, lab.kernels.operand_bytes());
   const size_t page_bytes = kPageTokens * row, bytes = length / kPageTokens * page_bytes;
-  const int count = std::min(kTopK, length - tokens);
+  const int count = dense_heads ? length : std::min(kTopK, length - tokens);
   Timed timed;
   timed.copies = lab.copies(static_cast<double>(count) * tokens * row);
   LatentArgs l{};
@@ -105,10 +108,13 @@ Timed make_attention(Lab& lab, LatentFormat format, int length, int tokens) {
     l.slab = slab;
     lab.launch(lab.kernels.latent, l, step);
   });
-  a.ld_q = kHeads * (kLatent + kRope), a.q = lab.operand(tokens, a.ld_q), a.q_head = kLatent + kRope;
-  a.heads = kHeads, a.latent = kLatent, a.rope = kRope, a.scale = 0.05f, a.page_bytes = page_bytes;
-  a.format = format, a.width = kTopK, a.ld_out = kHeads * kLatent, a.out_head = kLatent;
+  a.ld_q = heads * (kLatent + kRope), a.q = lab.operand(tokens, a.ld_q), a.q_head = kLatent + kRope;
+  a.heads = heads, a.latent = kLatent, a.rope = kRope, a.scale = 0.05f, a.page_bytes = page_bytes;
+  a.format = format, a.width = kTopK, a.ld_out = heads * kLatent, a.out_head = kLatent;
   a.out = lab.operand_room(tokens, a.ld_out);
+  a.part_out = lab.f32_room(static_cast<size_t>(kAttentionParts) * heads * kLatent);
+  a.part_top = lab.f32_room(static_cast<size_t>(kAttentionParts) * heads);
+  a.part_sum = lab.f32_room(static_cast<size_t>(kAttentionParts) * heads);
   // A list per copy, spread over the whole context: cold rows are rows nobody read lately.
   constexpr int kLists = 16;
   std::vector<int32_t> lists;
@@ -122,13 +128,15 @@ Timed make_attention(Lab& lab, LatentFormat format, int length, int tokens) {
                                 : -1);
     }
   const int32_t* list = lab.ints(lists);
-  a.list = list, a.count = lab.ints(std::vector<int32_t>(tokens, count));
+  if (!dense_heads) a.list = list, a.count = lab.ints(std::vector<int32_t>(tokens, count));
   const StepHeader& step = lab.sequences({{length - tokens, tokens}});
   timed.cost = cost(a, step);
   timed.run = [&lab, &step, a, list, bytes, slabs, tokens](int copy) {
     AttentionArgs at = a;
-    at.slab += bytes * (copy % slabs), at.list = list + static_cast<size_t>(copy % kLists) * tokens * kTopK;
+    at.slab += bytes * (copy % slabs);
+    if (at.list) at.list = list + static_cast<size_t>(copy % kLists) * tokens * kTopK;
     lab.launch(lab.kernels.attention, at, step);
+    lab.launch(lab.kernels.attention_merge, AttentionMergeArgs{at}, step);
   };
   return timed;
 }
@@ -150,6 +158,9 @@ void add_dsa_cases(std::vector<KernelCase>& all) {
                        fmt::format("{} 2048 of {} K, {}", name(format), length / 1024,
                                    tokens == 1 ? "decode" : "prefill 16"),
                        [=](Lab& lab) { return make_attention(lab, format, length, tokens); }});
+  for (const int heads : {8, 96})
+    all.push_back({"sfa", fmt::format("bf16 all of 32 K, {} heads, decode", heads),
+                   [=](Lab& lab) { return make_attention(lab, LatentFormat::operand, 32768, 1, heads); }});
 }
 
 }  // namespace weft

@@ -22,7 +22,7 @@ static constexpr float kStaleTop = 8;
 
 struct AttentionRoom {
   op_t *q, *p, *gathered, *lines;
-  float *s, *o, *top, *sum, *keep;
+  float *s, *o, *top, *sum, *keep, *seen;
   int rows, width, value_width, ld_p, ld_o;
   size_t line_panel;
   AttentionRoom(Scratch& scratch, const AttentionArgs& a, int rows)
@@ -38,10 +38,14 @@ struct AttentionRoom {
     gathered = scratch.take<op_t>(static_cast<size_t>(kListBlock) * width + kCodeLine);
     lines = scratch.take<op_t>(kBf16Operands ? value_width / kPanel * line_panel : 0);
     s = scratch.take<float>(static_cast<size_t>(kListBlock) * this->rows);
-    o = scratch.take<float>(static_cast<size_t>(this->rows) * ld_o);
-    top = scratch.take<float>(this->rows);
-    sum = scratch.take<float>(this->rows);
     keep = scratch.take<float>(this->rows);
+    seen = scratch.take<float>(this->rows);
+    take_sums(scratch);
+  }
+  void take_sums(Scratch& scratch) {
+    o = scratch.take<float>(static_cast<size_t>(rows) * ld_o);
+    top = scratch.take<float>(rows);
+    sum = scratch.take<float>(rows);
   }
 };
 
@@ -56,8 +60,11 @@ static inline void pair_values(const AttentionRoom& w, const Op* pair, int j) {
 // Keys [0, keys) of a block that starts at list position `first` and has `count` of them; zeros behind.
 // (Beside the scores of earlier keys it costs as much: its stores to L2 fill the store buffer, and the tile
 // products wait for that.)
-static inline void gather(const AttentionRoom& w, const LatentRows& from, int first, int count, int keys) {
-  for (int j = 0; j < keys; j += 2) {
+// The first `whole` stay where they lie.
+static inline void gather(const AttentionRoom& w, const LatentRows& from, int first, int count, int keys,
+                          int whole) {
+  for (int j = 0; j < whole; j += 2) pair_values(w, from.in_place(first + j), j);
+  for (int j = whole; j < keys; j += 2) {
     op_t* rows = w.gathered + static_cast<size_t>(j) * w.width;
     for (int i = 0; i < 2; ++i) {
       if (j + i < count)
@@ -186,50 +193,85 @@ static inline void pack_queries(const AttentionArgs& a, const AttentionRoom& w, 
   }
 }
 
-// Rows (token t + i, head head0 + h) for i < tokens, h < heads. list null: all see their whole prefix.
-static inline void attend(const AttentionArgs& a, const StepHeader& step, Scratch scratch, int t, int tokens,
-                          int head0, int heads, const int32_t* list, int list_count) {
-  const int rows = tokens * heads;
-  const AttentionRoom w(scratch, a, rows);
-  pack_queries(a, w, scratch, t, rows, head0, heads);
+// Sums of keys [from, to) of the list, from nothing, for rows (token t + i, head head0 + h), i < tokens, h <
+// heads. The rows of keys [to, end) are fetched when this segment ends.
+static inline void attend_segment(const AttentionArgs& a, const StepHeader& step, const AttentionRoom& w,
+                                  const LatentRows& rows, int t, int tokens, int heads, int from, int to,
+                                  int end) {
   for (int r = 0; r < w.rows; ++r) w.top[r] = -__builtin_inff(), w.sum[r] = 0;
   __builtin_memset(w.o, 0, static_cast<size_t>(w.rows) * w.ld_o * sizeof(float));
-  const LatentRows from(a, step, t, list);
-  const int total = list ? list_count : step.position[t + tokens - 1] + 1;
-  float* seen = scratch.take<float>(w.rows);
-  for (int i = 0; i < min_int(total, kListBlock); ++i) from.fetch(i);
-  for (int first = 0; first < total; first += kListBlock) {
-    const int count = min_int(kListBlock, total - first), keys = round_up(count, kChunk);
-    gather(w, from, first, count, keys);
+  for (int first = from; first < to; first += kListBlock) {
+    const int count = min_int(kListBlock, to - first), keys = round_up(count, kChunk);
+    const int whole = rows.straight() ? count / kChunk * kChunk : 0;
+    gather(w, rows, first, count, keys, whole);
     int ahead = first + kListBlock;  // rows of the next block, fetched while this one is scored
-    const int ahead_end = min_int(total, ahead + kListBlock), share = kListBlock / (keys / kChunk);
+    const int ahead_end = min_int(end, ahead + kListBlock), share = kListBlock / (keys / kChunk);
     for (int j = 0; j < keys; j += kChunk) {
-      for (const int stop = min_int(ahead_end, ahead + share); ahead < stop; ++ahead) from.fetch(ahead);
-      score_chunk(w, w.gathered + static_cast<size_t>(j) * w.width, w.s + static_cast<size_t>(j) * w.rows);
+      for (const int stop = min_int(ahead_end, ahead + share); ahead < stop; ++ahead) rows.fetch(ahead);
+      score_chunk(w, j < whole ? rows.in_place(first + j) : w.gathered + static_cast<size_t>(j) * w.width,
+                  w.s + static_cast<size_t>(j) * w.rows);
     }
     for (int r = 0; r < w.rows; ++r) {
-      const int token = min_int(r, rows - 1) / heads;
-      seen[r] = static_cast<float>(list ? count : min_int(count, step.position[t + token] + 1 - first));
+      const int token = min_int(r, tokens * heads - 1) / heads;
+      w.seen[r] =
+          static_cast<float>(rows.list ? count : min_int(count, step.position[t + token] + 1 - first));
     }
     const int panels = w.rows / kPanel;
-    Softmax softmax{w, a, seen, keys, 0, min_int(2, panels)};
+    Softmax softmax{w, a, w.seen, keys, 0, min_int(2, panels)};
     softmax.finish();
     for (int p = 0; p < panels; p += 2) {
       const int n = min_int(2, panels - p) * kPanel;
-      if (first > 0) scale_values(w, p * kPanel, n);
+      if (first > from) scale_values(w, p * kPanel, n);
       softmax.end = min_int(p + 4, panels);
       add_values(w, w.p, p * kPanel, n, keys, softmax);
     }
   }
-  for (int r = 0; r < rows; ++r) {
-    op_t* out = static_cast<op_t*>(a.out) + static_cast<size_t>(t + r / heads) * a.ld_out +
-                static_cast<size_t>(head0 + r % heads) * a.out_head;
-    const V factor =
-        set1(w.sum[r] > 0 || w.sum[r] != w.sum[r] ? 1.f / w.sum[r] : 0.f);  // an empty list gives 0
-    for (int c = 0; c < a.latent; c += 16)
-      store_n(out + c, load(w.o + static_cast<size_t>(r) * w.ld_o + c) * factor, a.latent - c);
-    clear(out, a.latent, a.out_head);
+}
+
+// The sums of one row so far, and of a later segment added to it. A segment the row does not see has sum 0.
+struct RowSums {
+  float *out, *top, *sum;
+};
+static inline void fold(const RowSums& to, const RowSums& more, int width) {
+  if (*more.sum == 0) return;
+  const float top = *to.top < *more.top ? *more.top : *to.top;
+  const float keep = hmax(exp2(set1(*to.top - top))), add = hmax(exp2(set1(*more.top - top)));
+  for (int c = 0; c < width; c += 16)
+    store(to.out + c, fma(load(to.out + c), set1(keep), load(more.out + c) * set1(add)));
+  *to.sum = __builtin_fmaf(*to.sum, keep, *more.sum * add);
+  *to.top = top;
+}
+
+static inline void finish_row(const AttentionArgs& a, int t, int head, const RowSums& row) {
+  op_t* out =
+      static_cast<op_t*>(a.out) + static_cast<size_t>(t) * a.ld_out + static_cast<size_t>(head) * a.out_head;
+  const float sum = *row.sum;
+  const V factor = set1(sum > 0 || sum != sum ? 1.f / sum : 0.f);  // an empty list gives 0
+  for (int c = 0; c < a.latent; c += 16) store_n(out + c, load(row.out + c) * factor, a.latent - c);
+  clear(out, a.latent, a.out_head);
+}
+
+static inline RowSums row_sums(const AttentionRoom& w, int r) {
+  return {w.o + static_cast<size_t>(r) * w.ld_o, w.top + r, w.sum + r};
+}
+
+// Rows (token t + i, head head0 + h) for i < tokens, h < heads, over all their keys. list null: whole
+// prefixes.
+static inline void attend(const AttentionArgs& a, const StepHeader& step, Scratch scratch, int t, int tokens,
+                          int head0, int heads, const int32_t* list, int keys) {
+  const int rows = tokens * heads, segment = segment_keys(keys, a.heads);
+  AttentionRoom total(scratch, a, rows);
+  pack_queries(a, total, scratch, t, rows, head0, heads);
+  AttentionRoom part = total;
+  if (keys > segment) part.take_sums(scratch);
+  const LatentRows from(a, step, t, list);
+  for (int i = 0; i < min_int(keys, kListBlock); ++i) from.fetch(i);
+  attend_segment(a, step, total, from, t, tokens, heads, 0, min_int(segment, keys), keys);
+  for (int first = segment; first < keys; first += segment) {
+    attend_segment(a, step, part, from, t, tokens, heads, first, min_int(first + segment, keys), keys);
+    for (int r = 0; r < rows; ++r) fold(row_sums(total, r), row_sums(part, r), total.value_width);
   }
+  for (int r = 0; r < rows; ++r) finish_row(a, t + r / heads, head0 + r % heads, row_sums(total, r));
 }
 
 // Whether ExpandedArgs takes this row.
@@ -239,14 +281,72 @@ static inline bool expands(const StepHeader& step, int t, int below) {
   return block < below && block >= span.position && block + kKeyBlock <= span.position + span.length;
 }
 
-// Unit: (token, 16 heads). A task takes neighbouring units of a token together, for they share the gathered
-// rows, and neighbouring tokens where all see their whole prefix.
+static inline int keys_of(const AttentionArgs& a, const StepHeader& step, int t) {
+  return a.list ? a.count[t] : step.position[t] + 1;
+}
+// Token t's part of `segments` * tokens sums.
+static inline RowSums part_sums(const AttentionArgs& a, int part, int head) {
+  const size_t row = static_cast<size_t>(part) * a.heads + head;
+  return {a.part_out + row * round_up(a.latent, kPanel), a.part_top + row, a.part_sum + row};
+}
+
+// One segment of one token, all heads.
+static inline void attend_part(const AttentionArgs& a, const StepHeader& step, Scratch scratch, int t, int at,
+                               int segments) {
+  const int keys = keys_of(a, step, t), segment = segment_keys(keys, a.heads), from = at * segment;
+  if ((at > 0 && from >= keys) || expands(step, t, a.expand_below)) return;
+  const bool dense = keys == step.position[t] + 1;
+  const LatentRows rows(a, step, t, dense ? nullptr : a.list + static_cast<size_t>(t) * a.width);
+  const int to = min_int(from + segment, keys);
+  for (int head0 = 0; head0 < a.heads; head0 += kAttentionRows) {
+    const int heads = min_int(kAttentionRows, a.heads - head0);
+    Scratch room = scratch;
+    const AttentionRoom w(room, a, heads);
+    pack_queries(a, w, room, t, heads, head0, heads);
+    for (int i = from; i < min_int(to, from + kListBlock); ++i) rows.fetch(i);
+    attend_segment(a, step, w, rows, t, 1, heads, from, to, to);
+    for (int h = 0; h < heads; ++h) {
+      const RowSums part = part_sums(a, t * segments + at, head0 + h), row = row_sums(w, h);
+      *part.top = *row.top, *part.sum = *row.sum;
+      __builtin_memcpy(part.out, row.out, static_cast<size_t>(w.value_width) * sizeof(float));
+    }
+  }
+}
+
+// Unit: (token, head). The segments of rows that were cut, in their order.
+static void attention_merge(const AttentionMergeArgs& args, const Call& call) {
+  const AttentionArgs& a = args.attention;
+  const StepHeader& step = *call.step;
+  const int segments = attention_segments(a, step);
+  if (segments == 1) return;
+  const Slice part = slice(step.tokens * a.heads, call);
+  for (int u = part.first; u < part.last; ++u) {
+    const int t = u / a.heads, head = u % a.heads, keys = keys_of(a, step, t),
+              segment = segment_keys(keys, a.heads);
+    if (expands(step, t, a.expand_below)) continue;
+    const RowSums total = part_sums(a, t * segments, head);
+    for (int i = 1; i * segment < keys; ++i)
+      fold(total, part_sums(a, t * segments + i, head), round_up(a.latent, kPanel));
+    finish_row(a, t, head, total);
+  }
+}
+
+// Unit: (token, 16 heads), or (token, segment) of few tokens. A task takes neighbouring units of a token
+// together, for they share the gathered rows, and neighbouring tokens where all see their whole prefix.
 static void attention(const AttentionArgs& a, const Call& call) {
   const StepHeader& step = *call.step;
+  const int segments = attention_segments(a, step);
+  if (segments > 1) {
+    const Slice part = slice(step.tokens * segments, call);
+    for (int u = part.first; u < part.last; ++u)
+      attend_part(a, step, Scratch{call.scratch}, u / segments, u % segments, segments);
+    return;
+  }
   const int blocks = (a.heads + kPanel - 1) / kPanel;
   const Slice part = slice(step.tokens * blocks, call);
   const int together = max_int(1, kAttentionRows / a.heads);
-  const auto dense = [&](int t) { return !a.list || a.count[t] == step.position[t] + 1; };
+  const auto dense = [&](int t) { return keys_of(a, step, t) == step.position[t] + 1; };
+  const auto segment = [&](int t) { return segment_keys(step.position[t] + 1, a.heads); };
   for (int u = part.first; u < part.last;) {
     const int t = u / blocks, head0 = u % blocks * kPanel;
     const int last = min_int(min_int(part.last, (t + 1) * blocks), u + kAttentionRows / kPanel);
@@ -256,9 +356,9 @@ static void attention(const AttentionArgs& a, const Call& call) {
     int n = 1;
     if (heads == a.heads && dense(t))
       while (n < together && u + blocks <= part.last && step.span_of[t + n] == step.span_of[t] &&
-             dense(t + n) && !expands(step, t + n, a.expand_below))
+             dense(t + n) && segment(t + n) == segment(t) && !expands(step, t + n, a.expand_below))
         ++n, u += blocks;
     attend(a, step, Scratch{call.scratch}, t, n, head0, heads,
-           dense(t) ? nullptr : a.list + static_cast<size_t>(t) * a.width, dense(t) ? 0 : a.count[t]);
+           dense(t) ? nullptr : a.list + static_cast<size_t>(t) * a.width, keys_of(a, step, t + n - 1));
   }
 }

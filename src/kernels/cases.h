@@ -148,7 +148,9 @@ inline std::ostream& operator<<(std::ostream& out, const AttentionCase& c) {
 inline std::vector<AttentionCase> attention_cases() {
   return {{3, 20, 4, 1, 1},   {3, 20, 4, 70, 70},   {3, 20, 4, 130, 5},  {96, 40, 8, 129, 3},
           {96, 40, 8, 70, 7}, {5, 48, 16, 200, 17}, {64, 512, 0, 65, 2}, {16, 512, 64, 140, 4},
-          {1, 32, 0, 64, 64}, {130, 24, 8, 66, 6}};
+          {1, 32, 0, 64, 64}, {130, 24, 8, 66, 6},
+          // rows of several segments: short, long, of many heads; neighbours cut at different keys
+          {3, 20, 4, 1300, 4}, {8, 40, 8, 9000, 2}, {40, 24, 8, 2100, 3}, {2, 16, 0, 8220, 60}};
 }
 
 struct IndexCase {

@@ -265,6 +265,16 @@ struct AttentionArgs {
   int32_t expand_below;    // rows that ExpandedArgs takes are left alone
   void* out;               // operand [tokens, ld_out]: head h at h * out_head: [R]
   int32_t ld_out, out_head;
+  // Few tokens: the segments of a row are tasks of their own, folded by AttentionMergeArgs (attention_plan.h). Null:
+  // a task takes whole rows.
+  float* part_out;         // [kAttentionParts][heads][R padded to 16]
+  float* part_top;         // [kAttentionParts][heads]
+  float* part_sum;
+};
+
+// Folds the segments of rows that were cut.
+struct AttentionMergeArgs {
+  AttentionArgs attention;
 };
 
 // Expanded MLA (dsa.md 1.2) for prefill: keys and values of one head are rebuilt from the latent rows block by block,
@@ -449,6 +459,7 @@ struct KernelTable {
   KernelFn<IndexPassesArgs> index_passes;  // of benchmarks only
   KernelFn<RecentArgs> recent;
   KernelFn<AttentionArgs> attention;
+  KernelFn<AttentionMergeArgs> attention_merge;
   KernelFn<ExpandedArgs> attention_expanded;
   KernelFn<MixArgs> mix;
   KernelFn<HcPreArgs> hc_pre;

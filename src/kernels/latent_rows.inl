@@ -25,8 +25,14 @@ struct LatentRows {
     return slab + static_cast<size_t>(pages[position / kPageTokens]) * page_bytes +
            position % kPageTokens * row_bytes;
   }
-  // Two lines: the hardware's streamer sees the start and brings the rest. All 18 lines of a row kept the fill buffers
-  // so busy that the tile loads of the products waited (SFA of cold rows 1.1 instead of 0.95 ms).
+  // Whether products can take rows that follow each other from where they lie: 64 of a page.
+  bool straight() const {
+    return kBf16Operands && !list && format == LatentFormat::operand && latent + rope == width;
+  }
+  const op_t* in_place(int i) const { return reinterpret_cast<const op_t*>(at(i)); }
+  // Two lines: the hardware's streamer sees the start and brings the rest. All 18 lines of a row kept the
+  // fill buffers so busy that the tile loads of the products waited (SFA of cold rows 1.1 instead of 0.95
+  // ms).
   void fetch(int i) const {
     const std::byte* row = at(i);
     __builtin_prefetch(row, 0, 2), __builtin_prefetch(row + 64, 0, 2);

@@ -1,5 +1,6 @@
 #include "kernels/work.h"
 
+#include "kernels/attention_plan.h"
 #include "kernels/index_plan.h"
 
 #include <algorithm>
@@ -77,7 +78,11 @@ Cost cost(const RecentArgs& a, const StepHeader& s) { return {s.tokens * a.width
 Cost cost(const AttentionArgs& a, const StepHeader& s) {
   const Seen seen = seen_keys(s, a.list ? a.width : kNoLimit);
   return {seen.keys * latent_row_bytes(a.format, a.latent, a.rope, 2), 2 * seen.pairs * a.heads * (2.0 * a.latent + a.rope),
-          s.tokens < 16};  // heads of one token share the gathered rows
+          s.tokens < 16 && attention_segments(a, s) == 1};  // heads of one token share the gathered rows
+}
+Cost cost(const AttentionMergeArgs& args, const StepHeader& s) {
+  const AttentionArgs& a = args.attention;
+  return rows_cost(s.tokens, (attention_segments(a, s) + 0.5) * a.heads * a.latent / 2, 4);
 }
 Cost cost(const ExpandedArgs& a, const StepHeader& s) {
   Cost sum;
@@ -125,7 +130,13 @@ int units(const IndexArgs& a, const StepHeader& s) {
 }
 int units(const IndexPassesArgs&, const StepHeader& s) { return s.tokens; }
 int units(const IndexMergeArgs& a, const StepHeader& s) { return index_plan(a.index, s).parts > 1 ? s.tokens : 0; }
-int units(const AttentionArgs& a, const StepHeader& s) { return s.tokens * ((a.heads + kPanel - 1) / kPanel); }
+int units(const AttentionArgs& a, const StepHeader& s) {
+  const int segments = attention_segments(a, s);
+  return s.tokens * (segments > 1 ? segments : (a.heads + kPanel - 1) / kPanel);
+}
+int units(const AttentionMergeArgs& a, const StepHeader& s) {
+  return attention_segments(a.attention, s) > 1 ? s.tokens * a.attention.heads : 0;
+}
 int units(const RecentArgs&, const StepHeader& s) { return s.tokens; }
 int units(const ExpandedArgs& a, const StepHeader& s) {
   for (int i = 0; i < s.spans; ++i)

@@ -26,6 +26,7 @@ Cost cost(const IndexMergeArgs&, const StepHeader&);
 Cost cost(const IndexPassesArgs&, const StepHeader&);
 Cost cost(const RecentArgs&, const StepHeader&);
 Cost cost(const AttentionArgs&, const StepHeader&);
+Cost cost(const AttentionMergeArgs&, const StepHeader&);
 Cost cost(const ExpandedArgs&, const StepHeader&);
 Cost cost(const MixArgs&, const StepHeader&);
 Cost cost(const HcPreArgs&, const StepHeader&);
@@ -51,6 +52,7 @@ int units(const IndexMergeArgs&, const StepHeader&);
 int units(const IndexPassesArgs&, const StepHeader&);
 int units(const RecentArgs&, const StepHeader&);
 int units(const AttentionArgs&, const StepHeader&);
+int units(const AttentionMergeArgs&, const StepHeader&);
 int units(const ExpandedArgs&, const StepHeader&);
 int units(const MixArgs&, const StepHeader&);
 int units(const HcPreArgs&, const StepHeader&);
@@ -71,6 +73,8 @@ template <>
 inline constexpr bool kGrowsWithContext<IndexMergeArgs> = true;
 template <>
 inline constexpr bool kGrowsWithContext<AttentionArgs> = true;
+template <>
+inline constexpr bool kGrowsWithContext<AttentionMergeArgs> = true;
 template <>
 inline constexpr bool kGrowsWithContext<ExpandedArgs> = true;
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numbers>
 
+#include "kernels/attention_plan.h"
 #include "kernels/index_plan.h"
 #include "model/builder.h"
 #include "model/mla_form.h"
@@ -352,12 +353,23 @@ void mla_layer(Stack& s, const Site& site, const LayerSpec& layer) {
     a->ld_q = absorbed.ld, a->q_head = row, a->heads = H, a->latent = R, a->rope = mla.rope;
     a->scale = mla.softmax_scale, a->page_bytes = b.caches.slab_bytes[slab], a->format = format;
     a->ld_out = attended.ld, a->out_head = out_head, a->expand_below = below;
-    a.at(a->q, absorbed).at(a->slab, b.slab(slab)).at(a->out, attended);
-    if (selects) {
-      a->width = s.list.width;
-      a.at(a->list, s.list).at(a->count, s.count);
-    }
+    if (selects) a->width = s.list.width;
+    const auto parts = [&](const char* what, int each) {
+      return b.graph.value(scope + what, static_cast<size_t>(kAttentionParts) * H * each * 4);
+    };
+    const Slot part_out = parts("part values", round_up(R, kPanel)), part_top = parts("part tops", 1),
+               part_sum = parts("part sums", 1);
+    const auto point = [&](auto& node, AttentionArgs& args) {
+      node.at(args.q, absorbed).at(args.slab, b.slab(slab)).at(args.out, attended);
+      node.at(args.part_out, part_out).at(args.part_top, part_top).at(args.part_sum, part_sum);
+      if (selects) node.at(args.list, s.list).at(args.count, s.count);
+    };
+    point(a, *a.operator->());
+    auto m = b.graph.make<AttentionMergeArgs>("attention_merge", scope + "attention", b.kernels.attention_merge);
+    m->attention = *a.operator->();
+    point(m, m->attention);
     a.add();
+    m.add();
   }
 
   const Val values = b.op_rows(scope + "values", H * mla.v);

@@ -1,4 +1,5 @@
 // Rope, latent rows and absorbed attention over shuffled, poisoned pages.
+#include "kernels/attention_plan.h"
 #include "kernels/cases.h"
 #include "reference.h"
 #include "slabs.h"
@@ -157,7 +158,15 @@ struct World {
     for (int p = 0; p < visible(t); ++p) all[p] = p;
     return all;
   }
-  AttentionArgs args(void* out, int ld_out, int first = 0) const {
+  // Room for the segments of rows that are cut. Without it no row is.
+  struct Parts {
+    explicit Parts(const AttentionCase& c)
+        : out(static_cast<size_t>(kAttentionParts) * c.heads * round_up(c.latent, kPanel), NAN),
+          top(kAttentionParts * c.heads, NAN),
+          sum(kAttentionParts * c.heads, NAN) {}
+    std::vector<float> out, top, sum;
+  };
+  AttentionArgs args(void* out, int ld_out, int first = 0, Parts* parts = nullptr) const {
     AttentionArgs a{};
     a.q = q.at(first * q.ld()), a.ld_q = q.ld(), a.q_head = q_head, a.heads = c.heads, a.latent = c.latent,
     a.rope = c.rope;
@@ -166,6 +175,7 @@ struct World {
       a.list = list.data() + static_cast<size_t>(first) * width, a.count = count.data() + first,
       a.width = width;
     a.out = out, a.ld_out = ld_out, a.out_head = out_head;
+    if (parts) a.part_out = parts->out.data(), a.part_top = parts->top.data(), a.part_sum = parts->sum.data();
     return a;
   }
 
@@ -212,7 +222,10 @@ class Attention : public KernelTest {
  protected:
   OpRows run(const World& w, int tasks, int threads) {
     OpRows out(table(), w.step.header.tokens, w.c.heads * w.out_head + 8);
-    machine().run(table().attention, w.args(out.data(), out.ld()), w.step.header, tasks, threads);
+    World::Parts parts(w.c);
+    const AttentionArgs a = w.args(out.data(), out.ld(), 0, &parts);
+    machine().run(table().attention, a, w.step.header, tasks, threads);
+    machine().run(table().attention_merge, AttentionMergeArgs{a}, w.step.header, tasks, threads);
     return out;
   }
   void check(const World& w) {
@@ -245,6 +258,12 @@ class Attention : public KernelTest {
       OpRows one(table(), 1, width + 8);
       machine().run(table().attention, w.args(one.data(), one.ld(), t), alone.header, 1, 1);
       ASSERT_TRUE(one.same_row(0, out, t, 0, width)) << "token " << t << " differs when it is alone";
+      World::Parts parts(w.c);
+      const AttentionArgs cut = w.args(one.data(), one.ld(), t, &parts);
+      machine().run(table().attention, cut, alone.header, 0, 2);
+      machine().run(table().attention_merge, AttentionMergeArgs{cut}, alone.header, 0, 2);
+      ASSERT_TRUE(one.same_row(0, out, t, 0, width))
+          << "token " << t << " differs when it is cut in segments";
     }
   }
   static constexpr uint64_t seed = 21;
