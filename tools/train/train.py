@@ -88,7 +88,7 @@ class Run:
         self.stage, self.tokens, self.seconds, self.stage_tokens = 0, 0, 0.0, 0
         source = self.path if os.path.exists(self.path) else args.start
         if source:
-            self.load(torch.load(source, weights_only=False))
+            self.load(torch.load(source, weights_only=False), anew=args.decay > 0 and source == args.start)
         if args.stage >= 0:
             self.stage = args.stage
         self.filler = evaluate.sentences(data.WORK + "/haystack.txt")
@@ -99,10 +99,11 @@ class Run:
             self.csv.write("hours,tokens,length,answers_hit,answer_loss,text_loss,needle8,needle8_whole,needle1,"
                            "bits_per_byte,load_min,load_max,tokens_per_s\n")
 
-    def load(self, state):
+    def load(self, state, anew):
+        """anew: the indexers start again as copies of their attention, which has moved since they did."""
         self.model.load_state_dict(state["model"])
         self.optimiser.load(state["optimiser"])
-        self.aligned = state.get("aligned", False)
+        self.aligned = state.get("aligned", False) and not anew
         if self.aligned:
             self.indexers.load_state_dict(state["indexers"])
         self.sampler.rng.setstate(state["random"])
