@@ -1,7 +1,7 @@
-"""The indexers: their start, and their training beside the trunk.
+"""The indexers: copies of their attention, into whose selection the attention is then pulled.
 
-Loss: KL(attention averaged over heads || softmax of the index score), on sampled rows of long sequences. Nothing flows
-from it into the trunk."""
+They are not trained by themselves: a copy holds 85 to 99 % of the attention at once, and an attention that is told to
+stay inside what its copy selects holds 97 % at 4,096 tokens at the end of a training that never moves the copy."""
 import torch
 
 from tasks import ANSWER
@@ -10,25 +10,11 @@ ROWS = 256
 
 
 def rows_of(kinds):
-    """Rows to train on: every answer token's query (they decide retrieval) and random others."""
+    """Rows to look at: answer tokens' queries (they decide retrieval) and random others."""
     answers = (kinds == ANSWER).nonzero().flatten()
     answers = answers[torch.randperm(len(answers))[:ROWS // 2]]
     others = torch.randint(len(kinds) // 8, len(kinds), (ROWS - len(answers),))
     return torch.cat([answers, others])
-
-
-def layer_loss(indexer, entry, rows, top_k):
-    x, qr, _, q, k, _ = entry
-    S = k.shape[2]
-    seen = torch.arange(S) <= rows.unsqueeze(-1)
-    with torch.no_grad():
-        score = (q[0, :, rows] @ k[0].transpose(1, 2)).float() * q.shape[-1]**-0.5
-        target = torch.softmax(score.masked_fill(~seen, -80.0), -1).mean(0)
-    score = indexer.score(x[:, rows], qr[:, rows], indexer.key(x))[0].masked_fill(~seen, -80.0)
-    predicted = torch.log_softmax(score, -1)
-    loss = (target * ((target + 1e-9).log() - predicted)).sum(-1).mean()
-    best = torch.topk(score.detach(), min(top_k, S), -1).indices
-    return loss, float(target.gather(-1, best).sum(-1).mean()), best
 
 
 HEADS = (0, 2, 3)  # of the four that an indexer starts from: 0 and 1 look for the same (source_loss)
@@ -38,8 +24,7 @@ HEADS = (0, 2, 3)  # of the four that an indexer starts from: 0 and 1 look for t
 def align(model, trace):
     """Starts every indexer as a copy of its attention: the key holds the content keys of three heads and the part that
     all heads share (3 x 32 + 32 = 128), query heads are those of the three heads in turn, and the weights bring the
-    scores of each to the same size: a selection must hold what any of them reads. From a random start the indexers run
-    after a trunk that moves and hardly learn (4.5 nats after 60 steps; aligned 1 nat at once)."""
+    scores of each to the same size: a selection must hold what any of them reads."""
     c = model.c
     for i, (x, qr, _, q, k, _) in zip(c.full, trace):
         a, x, qr = model.model.layers[i].self_attn, x[0].float(), qr[0].float()
@@ -65,20 +50,22 @@ def align(model, trace):
             indexer.weights_proj.weight[j] = one * len(HEADS) / indexer.heads
 
 
-def teach(model, trace, kinds, share=0.2):
-    """During the training of the trunk: the indexers' loss on the first sequence of a batch, and a pull on the
-    attention itself: what lies outside its own best three quarters of top-k columns is lost to any selection, what lies
-    outside the indexer's is lost to this one.
-    Returns the loss and per layer KL/mass inside the indexer's selection/mass inside the best selection."""
+def pull(model, trace, kinds, share=0.2):
+    """What the attention of some rows of the first sequence (mean of the heads) leaves outside its own best three
+    quarters of top-k columns, which is lost to any selection, and outside the indexer's, which is lost to this one.
+    Returns the loss and per layer the mass inside the indexer's selection/inside the best one."""
     total, shown = 0.0, []
-    rows = rows_of(kinds[0])
+    rows, top = rows_of(kinds[0]), model.c.top_k
     for i, (x, qr, _, q, k, _) in zip(model.c.full, trace):
+        unseen = torch.arange(k.shape[2]) > rows.unsqueeze(-1)
         indexer = model.model.layers[i].self_attn.indexer
-        kl, mass, chosen = layer_loss(indexer, (x[:1], qr[:1], None, q[:1].detach(), k[:1].detach(), None), rows, model.c.top_k)
+        with torch.no_grad():
+            score = indexer.score(x[:1, rows], qr[:1, rows], indexer.key(x[:1]))[0].masked_fill(unseen, -torch.inf)
+            chosen = torch.topk(score, top, -1).indices
         score = (q[0, :, rows] @ k[0].transpose(1, 2)).float() * q.shape[-1]**-0.5
-        attention = torch.softmax(score.masked_fill(torch.arange(k.shape[2]) > rows.unsqueeze(-1), -80.0), -1).mean(0)
-        best = torch.topk(attention.detach(), model.c.top_k * 3 // 4, -1).indices
-        inside = attention.gather(-1, best).sum(-1).mean()
-        total = total + kl + share * (2 - inside - attention.gather(-1, chosen).sum(-1).mean())
-        shown.append(f"{float(kl.detach()):.2f}/{mass:.2f}/{float(inside.detach()):.2f}")
+        attention = torch.softmax(score.masked_fill(unseen, -80.0), -1).mean(0)
+        best = torch.topk(attention.detach(), top * 3 // 4, -1).indices
+        selected, inside = (attention.gather(-1, columns).sum(-1).mean() for columns in (chosen, best))
+        total = total + share * (2 - inside - selected)
+        shown.append(f"{float(selected.detach()):.2f}/{float(inside.detach()):.2f}")
     return total, shown

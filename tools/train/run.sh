@@ -15,7 +15,7 @@ run() { echo "== $*"; python3 "$here/$@"; }
 [ -f "$work/vocab/tiktoken.model" ] || run data.py vocab
 [ -f "$work/train.u16" ] || run data.py encode
 # The trunk reads densely. Stages are entered on scores (batches.py) up to 4,096 tokens, from there on rows have all
-# lengths; the indexers learn beside it from 1,024 tokens on. Then the learning rate falls to zero.
+# lengths; from 1,024 tokens on it has indexers. Then the learning rate falls to zero.
 how="--sources 0.3 --indexers 1024 --mix 4096 --longest 4096"
 [ -f "$work/trunk.done" ] || { run train.py trunk $how --minutes "${TRUNK_MINUTES:-38}"; touch "$work/trunk.done"; }
 [ -f "$work/cooled.done" ] || { run train.py cooled $how --start "$work/trunk.pt" --minutes "${COOL_MINUTES:-37}" \

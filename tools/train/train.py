@@ -16,7 +16,7 @@ import data
 import evaluate
 import ops
 from batches import MIX, STAGES, Sampler, loss_weights
-from indexer import align, teach
+from indexer import align, pull
 from init import copy_friendly
 from model import Config, Model
 from optimiser import Optimiser
@@ -82,8 +82,6 @@ class Run:
         for name, p in self.model.named_parameters():
             p.requires_grad_("indexer" not in name)
         self.optimiser, self.sampler = Optimiser(self.model), Sampler(args.seed)
-        self.indexers = torch.optim.AdamW([p for n, p in self.model.named_parameters() if "indexer" in n], lr=2e-3,
-                                          betas=(0.9, 0.95), weight_decay=0.0)
         self.mass, self.aligned = [], False
         self.stage, self.tokens, self.seconds, self.stage_tokens = 0, 0, 0.0, 0
         source = self.path if os.path.exists(self.path) else args.start
@@ -104,15 +102,13 @@ class Run:
         self.model.load_state_dict(state["model"])
         self.optimiser.load(state["optimiser"])
         self.aligned = state.get("aligned", False) and not anew
-        if self.aligned:
-            self.indexers.load_state_dict(state["indexers"])
         self.sampler.rng.setstate(state["random"])
         self.stage, self.tokens, self.seconds = state["stage"], state["tokens"], state["seconds"]
         self.stage_tokens = state["stage_tokens"]
 
     def save(self):
         state = {"model": self.model.state_dict(), "optimiser": self.optimiser.state(),
-                 "indexers": self.indexers.state_dict(), "aligned": self.aligned,
+                 "aligned": self.aligned,
                  "random": self.sampler.rng.getstate(), "stage": self.stage, "tokens": self.tokens,
                  "seconds": self.seconds, "stage_tokens": self.stage_tokens}
         torch.save(state, self.path + ".new")
@@ -127,16 +123,16 @@ class Run:
             stage = STAGES[rng.randrange(2, self.stage)]
         ids, kinds, cut = self.sampler.batch(stage)
         trace = [] if self.args.sources else None
-        # Every fourth long step (every second one of a decay) the indexers learn, beside the trunk.
-        taught = self.args.indexers and stage["length"] >= self.args.indexers and \
+        # In every fourth long step (every second one of a decay) the attention is pulled into the selection.
+        pulled = self.args.indexers and stage["length"] >= self.args.indexers and \
             self.optimiser.steps % (2 if self.args.decay else 4) == 0
         hidden, _ = self.model(ids[:, :-1], mode=self.args.mode, trace=trace, cut=cut)
         narrow = 0.0
-        if taught:
+        if pulled:
             if not self.aligned:
                 align(self.model, trace)
                 self.aligned = True
-            narrow, self.mass = teach(self.model, trace, kinds)
+            narrow, self.mass = pull(self.model, trace, kinds)
         guide = source_loss(trace, ids, kinds, math.log(32768 / stage["length"])) if trace else 0.0
         weights, kinds = loss_weights(kinds).flatten(), kinds.flatten()
         known = kinds.nonzero().flatten()
@@ -146,9 +142,6 @@ class Run:
         total, loss, hit = ops.cross_entropy(logits, ids[:, 1:].flatten()[rows], weights)
         balance = 0.02 if self.optimiser.steps < 200 else 0.002
         (total + balance * balance_loss(self.model) + self.args.sources * guide + narrow).backward()
-        if taught:
-            self.indexers.step()
-            self.indexers.zero_grad()
         self.guide = 0.95 * self.guide + 0.05 * float(guide.detach() if torch.is_tensor(guide) else guide)
         if not torch.isfinite(total.detach()):
             raise SystemExit("the loss is not a number: the checkpoint is kept as it was")
@@ -225,7 +218,7 @@ if __name__ == "__main__":
     p.add_argument("--longest", type=int, default=16384)
     p.add_argument("--mode", default="dense", help="dense, or sparse: through the (frozen) indexers' selections")
     p.add_argument("--sources", type=float, default=0.0, help="weight of source_loss")
-    p.add_argument("--indexers", type=int, default=0, help="rows of so many tokens on teach the indexers (0: none do)")
+    p.add_argument("--indexers", type=int, default=0, help="from rows of so many tokens on there are indexers (0: none)")
     p.add_argument("--mix", type=int, default=0, help="from the stage of this length on rows have all lengths (batches.MIX)")
     p.add_argument("--every", type=float, default=2.0, help="minutes between scores")
     p.add_argument("--seed", type=int, default=1)
