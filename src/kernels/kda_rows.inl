@@ -29,16 +29,6 @@ struct KdaSource {
   bool more() const { return first + n + kPageTokens <= span.length; }
 };
 
-// All 16 lanes, where a row's loads and stores may be cut to fewer.
-struct Full {};
-template <class T>
-static inline V load_n(const T* p, Full) {
-  return load(p);
-}
-static inline void store_n(float* p, V x, Full) {
-  store(p, x);
-}
-
 // Convolution and SiLU of 16 channels down the tokens of a chunk, four at a time. lane(row) reads them from a
 // row; w: weights; x: the kTaps - 1 rows before.
 template <int kTaps, class Left, class Lane, class Open>

@@ -7,6 +7,15 @@ static inline int source_row(Rows rows, const StepHeader& step, int i) {
   return rows == Rows::logits ? step.logit_row[i] : i;
 }
 
+// From row i of a slice to the row that will be needed next. Rows come from memory faster when they are asked
+// for while the one before is worked on: alone, a row's few pages are over before the hardware's prefetch is
+// at speed. The last one asks for what lies 2 KB behind.
+static inline long ahead_of(Rows rows, const StepHeader& step, int i, int last, int ld) {
+  constexpr long kBehind = 512;
+  return i + 1 < last ? static_cast<long>(source_row(rows, step, i + 1) - source_row(rows, step, i)) * ld
+                      : kBehind;
+}
+
 static void embed(const EmbedArgs& e, const Call& call) {
   const Slice part = slice(call.step->tokens, call);
   for (int t = part.first; t < part.last; ++t) {
@@ -32,8 +41,8 @@ static void norm(const NormArgs& n, const Call& call) {
     const float squares = sum_squares(x, n.width);
     see_nonfinite(step, n.rows == Rows::compact ? step.logit_row[i] : t, n.site, squares);
     store_row(n.out_f32 ? n.out_f32 + static_cast<size_t>(i) * n.ld_f32 : nullptr,
-              n.out_op ? static_cast<op_t*>(n.out_op) + static_cast<size_t>(i) * n.ld_op : nullptr, x, n.weight,
-              rsqrt(squares / static_cast<float>(n.width) + n.eps), n.width);
+              n.out_op ? static_cast<op_t*>(n.out_op) + static_cast<size_t>(i) * n.ld_op : nullptr, x,
+              n.weight, rsqrt(squares / static_cast<float>(n.width) + n.eps), n.width);
   }
 }
 
@@ -49,11 +58,19 @@ static void rope_table(const RopeTableArgs& r, const Call& call) {
     }
 }
 
-static inline float as_float(float x) { return x; }
-[[maybe_unused]] static inline float as_float(bf16 x) { return widen(x); }
-static inline void put(float* p, float x) { *p = x; }
+static inline float as_float(float x) {
+  return x;
+}
+[[maybe_unused]] static inline float as_float(bf16 x) {
+  return widen(x);
+}
+static inline void put(float* p, float x) {
+  *p = x;
+}
 template <class T>
-static inline void put(T* p, float x) { store_n(p, set1(x), 1); }
+static inline void put(T* p, float x) {
+  store_n(p, set1(x), 1);
+}
 
 // One pair of a rotation. table: cosines of all pairs, then their sines.
 template <class In, class Out>
@@ -97,32 +114,42 @@ static void rope(const RopeArgs& r, const Call& call) {
   for (int t = part.first; t < part.last; ++t) {
     const float* table = r.table + static_cast<size_t>(t) * (r.dims / 2) * 2;
     for (int h = 0; h < r.heads; ++h)
-      rotate(static_cast<op_t*>(r.out) + static_cast<size_t>(t) * r.ld_out + static_cast<size_t>(h) * r.out_head,
-             static_cast<const op_t*>(r.x) + static_cast<size_t>(t) * r.ld_x + static_cast<size_t>(h) * r.x_head,
-             table, r.dims, r.mode);
+      rotate(
+          static_cast<op_t*>(r.out) + static_cast<size_t>(t) * r.ld_out + static_cast<size_t>(h) * r.out_head,
+          static_cast<const op_t*>(r.x) + static_cast<size_t>(t) * r.ld_x + static_cast<size_t>(h) * r.x_head,
+          table, r.dims, r.mode);
   }
 }
 
-// w . x and x . x in one pass: the row comes from memory.
+// w . x and x . x of N rows in one pass: the rows come from memory, each a stream of its own.
 struct Scored {
   float dot, squares;
 };
-static inline Scored score_row(const float* x, const float* w, int n) {
-  V d0 = zero(), d1 = zero(), s0 = zero(), s1 = zero();
+template <int N>
+static inline void score_rows(Scored* out, const float* const* x, const float* w, int n, long ahead) {
+  V d0[N], d1[N], s0[N], s1[N];
+  for (int r = 0; r < N; ++r) d0[r] = d1[r] = s0[r] = s1[r] = zero();
   int i = 0;
   for (; i + 32 <= n; i += 32) {
-    const V a = load(x + i), b = load(x + i + 16);
-    d0 = fma(a, load(w + i), d0);
-    d1 = fma(b, load(w + i + 16), d1);
-    s0 = fma(a, a, s0);
-    s1 = fma(b, b, s1);
+    const V w0 = load(w + i), w1 = load(w + i + 16);
+    for (int r = 0; r < N; ++r) {
+      const float* at = x[r] + i;
+      __builtin_prefetch(at + ahead, 0, 2);
+      __builtin_prefetch(at + ahead + 16, 0, 2);
+      const V a = load(at), b = load(at + 16);
+      d0[r] = fma(a, w0, d0[r]);
+      d1[r] = fma(b, w1, d1[r]);
+      s0[r] = fma(a, a, s0[r]);
+      s1[r] = fma(b, b, s1[r]);
+    }
   }
-  for (; i < n; i += 16) {
-    const V a = load_n(x + i, n - i);
-    d0 = fma(a, load_n(w + i, n - i), d0);
-    s0 = fma(a, a, s0);
-  }
-  return {hsum(d0 + d1), hsum(s0 + s1)};
+  for (; i < n; i += 16)
+    for (int r = 0; r < N; ++r) {
+      const V a = load_n(x[r] + i, n - i);
+      d0[r] = fma(a, load_n(w + i, n - i), d0[r]);
+      s0[r] = fma(a, a, s0[r]);
+    }
+  for (int r = 0; r < N; ++r) out[r] = {hsum(d0[r] + d1[r]), hsum(s0[r] + s1[r])};
 }
 
 static void mix(const MixArgs& m, const Call& call) {
@@ -131,64 +158,76 @@ static void mix(const MixArgs& m, const Call& call) {
   Scratch scratch{call.scratch};
   float* mixed = scratch.take<float>(round_up(m.width, 16));
   float score[kMaxSources];
+  Scored scored[kMaxSources];
+  const float* x[kMaxSources];
   for (int i = part.first; i < part.last; ++i) {
     const int t = source_row(m.rows, step, i);
-    const size_t at = static_cast<size_t>(t) * m.ld;
+    const long ahead = ahead_of(m.rows, step, i, part.last, m.ld);
+    for (int s = 0; s < m.sources; ++s) x[s] = m.source[s] + static_cast<size_t>(t) * m.ld;
+    int s = 0;
+    for (; s + 4 <= m.sources; s += 4) score_rows<4>(scored + s, x + s, m.query, m.width, ahead);
+    for (; s < m.sources; ++s) score_rows<1>(scored + s, x + s, m.query, m.width, ahead);
     float top = -__builtin_inff();
-    for (int s = 0; s < m.sources; ++s) {
-      const Scored x = score_row(m.source[s] + at, m.query, m.width);
-      score[s] = x.dot * rsqrt(x.squares / static_cast<float>(m.width) + m.mix_eps);
+    for (s = 0; s < m.sources; ++s) {
+      score[s] = scored[s].dot * rsqrt(scored[s].squares / static_cast<float>(m.width) + m.mix_eps);
       top = score[s] > top ? score[s] : top;
     }
     float sum = 0;
-    for (int s = 0; s < m.sources; s += 16) {
+    for (s = 0; s < m.sources; s += 16) {
       const V p = exp(load_n(score + s, m.sources - s) - set1(top));
       store_n(score + s, p, m.sources - s);
     }
-    for (int s = 0; s < m.sources; ++s) sum += score[s];
-    for (int s = 0; s < m.sources; ++s) score[s] /= sum;
-    for (int c = 0; c < m.width; c += 16) {
-      const int left = m.width - c;
-      V y = zero();
-      for (int s = 0; s < m.sources; ++s) y = fma(set1(score[s]), load_n(m.source[s] + at + c, left), y);
-      store_n(mixed + c, y, left);
-    }
-    const float squares = sum_squares(mixed, m.width);
+    for (s = 0; s < m.sources; ++s) sum += score[s];
+    for (s = 0; s < m.sources; ++s) score[s] /= sum;
+    const float squares = weighted_rows(mixed, x, score, m.sources, m.width);
     see_nonfinite(step, t, m.site, squares);
     if (m.out_mix)
       for (int c = 0; c < m.width; ++c) m.out_mix[static_cast<size_t>(i) * m.width + c] = mixed[c];
     store_row(m.out_f32 ? m.out_f32 + static_cast<size_t>(i) * m.ld_f32 : nullptr,
-              m.out_op ? static_cast<op_t*>(m.out_op) + static_cast<size_t>(i) * m.ld_op : nullptr, mixed, m.norm,
-              rsqrt(squares / static_cast<float>(m.width) + m.eps), m.width);
+              m.out_op ? static_cast<op_t*>(m.out_op) + static_cast<size_t>(i) * m.ld_op : nullptr, mixed,
+              m.norm, rsqrt(squares / static_cast<float>(m.width) + m.eps), m.width);
   }
 }
 
 static constexpr int kKeepC = 8;  // HcPreArgs::keep: post at 0, C at 8
 
-// Sinkhorn normalisation of C [n, n] (glm5_next.md 3.1): softmax rows, then alternate; eps where the formula has it.
-static inline void sinkhorn(float* c, int n, int iterations, float eps) {
+// Sinkhorn normalisation of C [n, n] (glm5_next.md 3.1), a token per lane: softmax rows, then alternate; eps
+// where the formula has it. One token's 40 sums and divisions wait for each other; sixteen tokens wait
+// together.
+static inline void sinkhorn(V* c, int n, int iterations, float eps) {
+  const V small = set1(eps), one = set1(1.f);
   for (int a = 0; a < n; ++a) {
-    float top = c[a * n], sum = 0;
-    for (int b = 1; b < n; ++b) top = c[a * n + b] > top ? c[a * n + b] : top;
-    store_n(c + a * n, exp(load_n(c + a * n, n) - set1(top)), n);
-    for (int b = 0; b < n; ++b) sum += c[a * n + b];
-    for (int b = 0; b < n; ++b) c[a * n + b] = c[a * n + b] / sum + eps;
+    V *row = c + a * n, top = row[0], sum = zero();
+    for (int b = 1; b < n; ++b) top = max(top, row[b]);
+    for (int b = 0; b < n; ++b) sum = sum + (row[b] = exp(row[b] - top));
+    for (int b = 0; b < n; ++b) row[b] = row[b] / sum + small;
   }
+  const auto scale = [&](V* first, int step) {
+    V sum = small;
+    for (int i = 0; i < n; ++i) sum = sum + first[i * step];
+    const V factor = one / sum;
+    for (int i = 0; i < n; ++i) first[i * step] = first[i * step] * factor;
+  };
   for (int i = 0; i < iterations; ++i) {
     if (i > 0)
-      for (int a = 0; a < n; ++a) {
-        float sum = eps;
-        for (int b = 0; b < n; ++b) sum += c[a * n + b];
-        const float factor = 1.f / sum;  // 16 divisions would be a third of a token's time
-        for (int b = 0; b < n; ++b) c[a * n + b] *= factor;
-      }
-    for (int b = 0; b < n; ++b) {
-      float sum = eps;
-      for (int a = 0; a < n; ++a) sum += c[a * n + b];
-      const float factor = 1.f / sum;
-      for (int a = 0; a < n; ++a) c[a * n + b] *= factor;
-    }
+      for (int a = 0; a < n; ++a) scale(c + a * n, 1);
+    for (int b = 0; b < n; ++b) scale(c + b, n);
   }
+}
+// The same of 16 tokens' C in rows of 16
+static inline void sinkhorn_rows(float (&rows)[16][16], int n, int iterations, float eps) {
+  alignas(64) float lanes[16][16];
+  const uint32_t* from[16];
+  V c[16];
+  const auto turn = [&](float(&out)[16][16], const float(&in)[16][16]) {
+    for (int i = 0; i < 16; ++i) from[i] = reinterpret_cast<const uint32_t*>(in[i]);
+    transpose16(reinterpret_cast<uint32_t*>(out[0]), from);
+  };
+  turn(lanes, rows);
+  for (int i = 0; i < n * n; ++i) c[i] = load(lanes[i]);
+  sinkhorn(c, n, iterations, eps);
+  for (int i = 0; i < n * n; ++i) store(lanes[i], c[i]);
+  turn(rows, lanes);
 }
 
 static void hc_pre(const HcPreArgs& h, const Call& call) {
@@ -197,31 +236,34 @@ static void hc_pre(const HcPreArgs& h, const Call& call) {
   Scratch scratch{call.scratch};
   float* u = scratch.take<float>(round_up(h.width, 16));
   const int n = h.streams;
-  alignas(64) float pre[16], post[16];
-  for (int t = part.first; t < part.last; ++t) {
-    const float* x = h.x + static_cast<size_t>(t) * h.ld_x;
-    const float* map = h.map + static_cast<size_t>(t) * h.ld_map;
-    float* keep = h.keep + static_cast<size_t>(t) * 32;
-    const float squares = sum_squares(x, n * h.width);
-    see_nonfinite(step, t, h.site, squares);
-    const float r = rsqrt(squares / static_cast<float>(n * h.width) + h.eps);
-    for (int i = 0; i < n; ++i) {
-      pre[i] = r * map[i] * h.scale[0] + h.base[i];
-      post[i] = r * map[n + i] * h.scale[1] + h.base[n + i];
+  alignas(64) float pre[16], post[16], c[16][16] = {};
+  const float* stream[kMaxStreams];
+  for (int first = part.first; first < part.last; first += 16) {
+    const int last = min_int(first + 16, part.last);
+    for (int t = first; t < last; ++t) {
+      const float* x = h.x + static_cast<size_t>(t) * h.ld_x;
+      const float* map = h.map + static_cast<size_t>(t) * h.ld_map;
+      const float squares =
+          sum_squares<true>(x, n * h.width, ahead_of(Rows::tokens, step, t, part.last, h.ld_x));
+      see_nonfinite(step, t, h.site, squares);
+      const float r = rsqrt(squares / static_cast<float>(n * h.width) + h.eps);
+      for (int i = 0; i < n; ++i) {
+        pre[i] = r * map[i] * h.scale[0] + h.base[i];
+        post[i] = r * map[n + i] * h.scale[1] + h.base[n + i];
+        stream[i] = x + static_cast<size_t>(i) * h.width;
+      }
+      store_n(pre, sigmoid(load_n(pre, n)) + set1(h.hc_eps), n);
+      store_n(h.keep + static_cast<size_t>(t) * 32, set1(2.f) * sigmoid(load_n(post, n)), n);
+      for (int i = 0; i < n * n; ++i) c[t - first][i] = r * map[2 * n + i] * h.scale[2] + h.base[2 * n + i];
+      const float square = weighted_rows(u, stream, pre, n, h.width);
+      store_row(h.out_f32 ? h.out_f32 + static_cast<size_t>(t) * h.ld_f32 : nullptr,
+                h.out_op ? static_cast<op_t*>(h.out_op) + static_cast<size_t>(t) * h.ld_op : nullptr, u,
+                h.norm, rsqrt(square / static_cast<float>(h.width) + h.eps), h.width);
     }
-    store_n(pre, sigmoid(load_n(pre, n)) + set1(h.hc_eps), n);
-    store_n(keep, set1(2.f) * sigmoid(load_n(post, n)), n);
-    for (int i = 0; i < n * n; ++i) keep[kKeepC + i] = r * map[2 * n + i] * h.scale[2] + h.base[2 * n + i];
-    sinkhorn(keep + kKeepC, n, h.iterations, h.hc_eps);
-    for (int c = 0; c < h.width; c += 16) {
-      const int left = h.width - c;
-      V y = zero();
-      for (int i = 0; i < n; ++i) y = fma(set1(pre[i]), load_n(x + static_cast<size_t>(i) * h.width + c, left), y);
-      store_n(u + c, y, left);
-    }
-    store_row(h.out_f32 ? h.out_f32 + static_cast<size_t>(t) * h.ld_f32 : nullptr,
-              h.out_op ? static_cast<op_t*>(h.out_op) + static_cast<size_t>(t) * h.ld_op : nullptr, u, h.norm,
-              rsqrt(sum_squares(u, h.width) / static_cast<float>(h.width) + h.eps), h.width);
+    for (int i = last - first; i < 16; ++i) clear(c[i], 0, 16);
+    sinkhorn_rows(c, n, h.iterations, h.hc_eps);
+    for (int t = first; t < last; ++t)
+      for (int i = 0; i < n * n; ++i) h.keep[static_cast<size_t>(t) * 32 + kKeepC + i] = c[t - first][i];
   }
 }
 
@@ -255,7 +297,8 @@ static void hc_end(const HcEndArgs& h, const Call& call) {
       const int left = h.width - c;
       V sum = zero();
       for (int s = 0; s < h.streams; ++s) sum = sum + load_n(x + static_cast<size_t>(s) * h.width + c, left);
-      store_n(h.out + static_cast<size_t>(i) * h.ld_out + c, sum * set1(1.f / static_cast<float>(h.streams)), left);
+      store_n(h.out + static_cast<size_t>(i) * h.ld_out + c, sum * set1(1.f / static_cast<float>(h.streams)),
+              left);
     }
   }
 }

@@ -7,6 +7,16 @@ template <int N>
 struct Count {  // a number the compiler knows, for generic lambdas
   static constexpr int value = N;
 };
+// All 16 lanes, where a row's loads and stores may be cut to fewer.
+struct Full {};
+template <class T>
+static inline V load_n(const T* p, Full) {
+  return load(p);
+}
+static inline void store_n(float* p, V x, Full) {
+  store(p, x);
+}
+
 static constexpr int kWidePanels = kBlockRows * kBlockPanels / 2;  // two sums of so many V fit the registers
 
 // Part [first, last) of `total` units for a task.
@@ -40,11 +50,14 @@ static inline void copy_row(T* to, const T* from, int n) {  // n a multiple of 3
   for (int i = 0; i < n; i += kLine) copy_line(to + i, from + i);
 }
 
-// Sum of squares: four chains, one order for every caller.
-static inline float sum_squares(const float* x, int n) {
+// Sum of squares: four chains, one order for every caller. kFetch: what lies `ahead` of each line goes to L2.
+template <bool kFetch = false>
+static inline float sum_squares(const float* x, int n, [[maybe_unused]] long ahead = 0) {
   V s0 = zero(), s1 = zero(), s2 = zero(), s3 = zero();
   int i = 0;
   for (; i + 64 <= n; i += 64) {
+    if constexpr (kFetch)
+      for (int line = 0; line < 64; line += 16) __builtin_prefetch(x + i + line + ahead, 0, 2);
     const V a = load(x + i), b = load(x + i + 16), c = load(x + i + 32), d = load(x + i + 48);
     s0 = fma(a, a, s0);
     s1 = fma(b, b, s1);
@@ -57,6 +70,27 @@ static inline float sum_squares(const float* x, int n) {
   }
   return hsum((s0 + s1) + (s2 + s3));
 }
+// out = sum over `rows` of weight[r] x[r]; returns its sum of squares, in the order of sum_squares
+static inline float weighted_rows(float* out, const float* const* x, const float* weight, int rows, int n) {
+  V square[4] = {zero(), zero(), zero(), zero()};
+  int i = 0;
+  for (; i + 64 <= n; i += 64) {
+    V y[4] = {zero(), zero(), zero(), zero()};
+    for (int r = 0; r < rows; ++r)
+      for (int p = 0; p < 4; ++p) y[p] = fma(set1(weight[r]), load(x[r] + i + 16 * p), y[p]);
+    for (int p = 0; p < 4; ++p) {
+      store(out + i + 16 * p, y[p]);
+      square[p] = fma(y[p], y[p], square[p]);
+    }
+  }
+  for (; i < n; i += 16) {
+    V y = zero();
+    for (int r = 0; r < rows; ++r) y = fma(set1(weight[r]), load_n(x[r] + i, n - i), y);
+    store_n(out + i, y, n - i);
+    square[0] = fma(y, y, square[0]);
+  }
+  return hsum((square[0] + square[1]) + (square[2] + square[3]));
+}
 static inline float rsqrt(float x) { return 1.f / __builtin_sqrtf(x); }
 static inline bool finite(float x) { return x - x == 0.f; }
 
@@ -66,9 +100,15 @@ static inline void see_nonfinite(const StepHeader& step, int token, int site, fl
 
 // Writes a row as f32 and as operand, each where wanted, both cleared to the next multiple of 32.
 static inline void store_row(float* out_f32, op_t* out_op, const float* x, const float* weight, float factor, int n) {
-  for (int i = 0; i < n; i += 16) {
-    const int left = n - i;
-    const V y = load_n(x + i, left) * set1(factor) * load_n(weight + i, left);
+  const V f = set1(factor);
+  int i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const V y = load(x + i) * f * load(weight + i);
+    if (out_f32) store(out_f32 + i, y);
+    if (out_op) store(out_op + i, y);
+  }
+  if (const int left = n - i; left > 0) {
+    const V y = load_n(x + i, left) * f * load_n(weight + i, left);
     if (out_f32) store_n(out_f32 + i, y, left);
     if (out_op) store_n(out_op + i, y, left);
   }
