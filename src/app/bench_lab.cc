@@ -127,7 +127,9 @@ void Lab::fill_f32(void* at, size_t count) {  // count a multiple of 2
 
 std::byte* Lab::room(size_t bytes) {
   buffers_.emplace_back(bytes + 4096, "bench buffer");
-  return buffers_.back().as<std::byte>();
+  auto* p = buffers_.back().as<std::byte>();
+  std::memset(p, 0, bytes);  // a page is the system's work at its first write: five times a norm's
+  return p;
 }
 void* Lab::operand_room(int rows, int ld) {
   return room(static_cast<size_t>(round_up(rows, 16)) * ld * kernels.operand_bytes());
