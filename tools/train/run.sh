@@ -22,7 +22,7 @@ how="--sources 0.3 --indexers 1024 --mix 4096 --longest 4096"
   --decay "${COOL_MINUTES:-37}"; touch "$work/cooled.done"; }
 # The drafts start on the trunk, whose hidden states are nearly the model's, and finish on the model.
 [ -f "$work/drafts-trunk.pt" ] || run draft.py train "$work/trunk.pt" "$work/drafts-trunk.pt" --steps 1200
-[ -f "$work/drafts.pt" ] || run draft.py train "$work/cooled.pt" "$work/drafts.pt" --start "$work/drafts-trunk.pt" --steps 200
+[ -f "$work/drafts.pt" ] || run draft.py train "$work/cooled.pt" "$work/drafts.pt" --start "$work/drafts-trunk.pt" --steps 650
 run draft.py score "$work/cooled.pt" "$work/drafts.pt"
 run export.py "$work/cooled.pt" "$top/models/weft-small" --drafts "$work/drafts.pt" "$top/models/weft-small-dspark"
 run make_golden.py "$top/models/weft-small" "$top/tests/golden/weft-small"
