@@ -141,6 +141,33 @@ Timed make_attention(Lab& lab, LatentFormat format, int length, int tokens, int 
   return timed;
 }
 
+// 512 rows of a prompt over all that stands before them, keys and values rebuilt per head.
+Timed make_expanded(Lab& lab, int heads, int length) {
+  constexpr int kNope = 128, kValue = 128, kRows = 512;
+  const size_t page_bytes =
+      kPageTokens * latent_row_bytes(LatentFormat::operand, kLatent, kRope, lab.kernels.operand_bytes());
+  LatentArgs l{};
+  l.kv = lab.f32(static_cast<size_t>(kFillRows) * (kLatent + kRope)), l.ld_kv = kLatent + kRope;
+  l.norm = lab.f32(kLatent), l.eps = 1e-6f, l.latent = kLatent, l.rope = kRope, l.page_bytes = page_bytes;
+  ExpandedArgs a{};
+  a.slab = fill_slab(lab, page_bytes, length, 1, [&](std::byte* slab, const StepHeader& step) {
+    l.slab = slab;
+    lab.launch(lab.kernels.latent, l, step);
+  });
+  a.q_head = kNope + kRope, a.ld_q = heads * a.q_head, a.q = lab.operand(kRows, a.ld_q);
+  a.pe_head = kRope, a.ld_pe = heads * kRope, a.q_pe = lab.operand(kRows, a.ld_pe);
+  a.key = lab.weight(WeightFormat::bf16, kNope, kLatent, heads);
+  a.value = lab.weight(WeightFormat::bf16, kValue, kLatent, heads);
+  a.heads = heads, a.latent = kLatent, a.nope = kNope, a.rope = kRope, a.v = kValue, a.scale = 0.05f;
+  a.page_bytes = page_bytes, a.expand_below = length, a.ld_out = heads * kValue;
+  a.out = lab.operand_room(kRows, a.ld_out);
+  const StepHeader& step = lab.sequences({{length - kRows, kRows}});
+  Timed timed;
+  timed.cost = cost(a, step);
+  timed.run = [&lab, &step, a](int) { lab.launch(lab.kernels.attention_expanded, a, step); };
+  return timed;
+}
+
 }  // namespace
 
 void add_dsa_cases(std::vector<KernelCase>& all) {
@@ -158,6 +185,9 @@ void add_dsa_cases(std::vector<KernelCase>& all) {
                        fmt::format("{} 2048 of {} K, {}", name(format), length / 1024,
                                    tokens == 1 ? "decode" : "prefill 16"),
                        [=](Lab& lab) { return make_attention(lab, format, length, tokens); }});
+  for (const int length : {512, 8192})
+    all.push_back({"mla", fmt::format("expanded, 512 rows of {}, 16 heads", length),
+                   [=](Lab& lab) { return make_expanded(lab, 16, length); }});
   for (const int heads : {8, 96})
     all.push_back({"sfa", fmt::format("bf16 all of 32 K, {} heads, decode", heads),
                    [=](Lab& lab) { return make_attention(lab, LatentFormat::operand, 32768, 1, heads); }});

@@ -126,21 +126,31 @@ static inline void pack_keys(op_t* panel, const op_t* const* row, int width) {
   }
 }
 
-// Product with rows as values: C [m, 16 np] += P [m, keys] R, R gathered rows [keys, ld] of operand type. `lines` is
-// room for np panels of `keys` on ISAs whose product wants pairs.
+// Product with rows as values: C [m, 16 np] += P [m, keys] R, R gathered rows [keys, ld] of operand type.
+// `lines` is room for np panels of `keys` on ISAs whose product wants pairs: pack_values fills them, `room`
+// keys a panel.
 template <class Op>
-static inline void mma_values(float* c, int ldc, const Op* p, int ldp, const Op* rows, int ld, Op* lines, int m, int np,
-                              int keys) {
-  if constexpr (sizeof(Op) == 4) {
-    mma(c, ldc, p, ldp, rows, kPanel, ld, m, np, keys, true);
-  } else {
-    const size_t panel = static_cast<size_t>(keys) * kPanel;
+static inline void pack_values(Op* lines, const Op* rows, int ld, int room, int np, int keys) {
+  if constexpr (sizeof(Op) == 2)
     for (int i = 0; i < np; ++i)
       for (int k = 0; k < keys; k += 2)
-        interleave(lines + panel * i + k * kPanel, rows + static_cast<size_t>(k) * ld + kPanel * i,
+        interleave(lines + (static_cast<size_t>(room) * i + k) * kPanel,
+                   rows + static_cast<size_t>(k) * ld + kPanel * i,
                    rows + static_cast<size_t>(k + 1) * ld + kPanel * i);
-    mma(c, ldc, p, ldp, lines, panel, m, np, keys, true);
-  }
+}
+template <class Op>
+static inline void mma_packed_values(float* c, int ldc, const Op* p, int ldp, const Op* rows, int ld,
+                                     const Op* lines, int room, int m, int np, int keys) {
+  if constexpr (sizeof(Op) == 4)
+    mma(c, ldc, p, ldp, rows, kPanel, ld, m, np, keys, true);
+  else
+    mma(c, ldc, p, ldp, lines, static_cast<size_t>(room) * kPanel, m, np, keys, true);
+}
+template <class Op>
+static inline void mma_values(float* c, int ldc, const Op* p, int ldp, const Op* rows, int ld, Op* lines,
+                              int m, int np, int keys) {
+  pack_values(lines, rows, ld, keys, np, keys);
+  mma_packed_values(c, ldc, p, ldp, rows, ld, lines, keys, m, np, keys);
 }
 
 // Product with keys in panels of `width` k: C [m, 16 np] = Q [m, width] K^T.
