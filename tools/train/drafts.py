@@ -139,11 +139,13 @@ class DSpark(nn.Module):
         return F.linear(joint, self.confidence_head.proj.weight.float(), self.confidence_head.proj.bias.float())[..., 0]
 
 
-def blocks(anchors, size, tokens):
+def blocks(anchors, size, tokens, length=None):
     """Positions of all rows of the blocks at `anchors`, and who reads what: the context before the anchor and the
-    block's own rows up to itself."""
+    block's own rows up to itself. With a length the context is rows of so many tokens laid end to end, and a block
+    reads its own row (rope is relative: positions may count on from row to row)."""
     position = (anchors.unsqueeze(1) + torch.arange(size)).flatten()
     owner = torch.arange(len(anchors)).repeat_interleave(size)
-    before = torch.arange(tokens) < anchors[owner].unsqueeze(-1)
+    at, here = torch.arange(tokens), anchors[owner].unsqueeze(-1)
+    before = (at < here) & (at >= (here - here % length if length else 0))
     own = (owner.unsqueeze(1) == owner) & (position.unsqueeze(1) >= position)
     return position, torch.cat([before, own], 1)

@@ -17,12 +17,10 @@ run() { echo "== $*"; python3 "$here/$@"; }
 # The trunk reads densely. Stages are entered on scores (batches.py) up to 4,096 tokens, from there on rows have all
 # lengths; from 1,024 tokens on it has indexers. Then the learning rate falls to zero.
 how="--sources 0.3 --indexers 1024 --mix 4096 --longest 4096"
-[ -f "$work/trunk.done" ] || { run train.py trunk $how --minutes "${TRUNK_MINUTES:-38}"; touch "$work/trunk.done"; }
-[ -f "$work/cooled.done" ] || { run train.py cooled $how --start "$work/trunk.pt" --minutes "${COOL_MINUTES:-37}" \
-  --decay "${COOL_MINUTES:-37}"; touch "$work/cooled.done"; }
-# The drafts start on the trunk, whose hidden states are nearly the model's, and finish on the model.
-[ -f "$work/drafts-trunk.pt" ] || run draft.py train "$work/trunk.pt" "$work/drafts-trunk.pt" --steps 1200
-[ -f "$work/drafts.pt" ] || run draft.py train "$work/cooled.pt" "$work/drafts.pt" --start "$work/drafts-trunk.pt" --steps 650
+[ -f "$work/trunk.done" ] || { run train.py trunk $how --until "${TRUNK_TOKENS:-4200000}"; touch "$work/trunk.done"; }
+[ -f "$work/cooled.done" ] || { run train.py cooled $how --start "$work/trunk.pt" --until "${ALL_TOKENS:-7400000}" \
+  --decay "${COOL_TOKENS:-3200000}"; touch "$work/cooled.done"; }
+[ -f "$work/drafts.pt" ] || run draft.py train "$work/cooled.pt" "$work/drafts.pt" --steps "${DRAFT_STEPS:-4000}"
 run draft.py score "$work/cooled.pt" "$work/drafts.pt"
 run export.py "$work/cooled.pt" "$top/models/weft-small" --drafts "$work/drafts.pt" "$top/models/weft-small-dspark"
 run make_golden.py "$top/models/weft-small" "$top/tests/golden/weft-small"

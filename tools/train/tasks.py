@@ -296,7 +296,7 @@ def table_sample(rng):
     """Rows of a table with two or three columns, some of them asked."""
     out = Ids()
     heads = rng.sample(["name", "code", "city", "price", "owner", "status"], 3)
-    rows = [(k, number(rng), rng.choice(CITIES)) for k in {two_words(rng) for _ in range(rng.randint(2, 10))}]
+    rows = [(k, number(rng), rng.choice(CITIES)) for k in dict.fromkeys(two_words(rng) for _ in range(rng.randint(2, 10)))]
     lines = [" | ".join(heads)] + [" | ".join(r) for r in rows]
     chat = Chat(out, rng.random() < 0.7)
     text = "\n".join(lines)

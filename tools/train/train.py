@@ -1,7 +1,8 @@
-"""The trainer: train.py NAME [--minutes N] [--decay N] [--from CHECKPOINT] [--stage N] ...
+"""The trainer: train.py NAME [--until N] [--decay N] [--start CHECKPOINT] [--stage N] ...
 
-Keeps WORK/NAME.pt (model, optimiser, random states, stage, hours so far) every ten minutes and at the end, and appends
-curves to WORK/NAME.csv. A later call continues where the file stands."""
+Keeps WORK/NAME.pt (model, optimiser, random states, stage, hours so far) every seven minutes and at the end, and appends
+curves to WORK/NAME.csv. A later call continues where the file stands. Everything counts tokens and nothing follows the
+clock: on one kind of processor a run gives the same bytes again, stopped in between or not."""
 import argparse
 import math
 import os
@@ -77,13 +78,14 @@ def move_biases(model, step):
 class Run:
     def __init__(self, args):
         self.path, self.args = f"{data.WORK}/{args.name}.pt", args
+        torch.manual_seed(args.seed)
         self.model = build()
         copy_friendly(self.model, 1)
         for name, p in self.model.named_parameters():
             p.requires_grad_("indexer" not in name)
         self.optimiser, self.sampler = Optimiser(self.model), Sampler(args.seed)
         self.mass, self.aligned = [], False
-        self.stage, self.tokens, self.seconds, self.stage_tokens = 0, 0, 0.0, 0
+        self.stage, self.tokens, self.seconds = 0, 0, 0.0
         source = self.path if os.path.exists(self.path) else args.start
         if source:
             self.load(torch.load(source, weights_only=False), anew=args.decay > 0 and source == args.start)
@@ -91,7 +93,7 @@ class Run:
             self.stage = args.stage
         self.filler = evaluate.sentences(data.WORK + "/haystack.txt")
         self.prose = open(data.WORK + "/prose.txt").read()[:30000]
-        self.load_seen, self.guide = 0, 0.0
+        self.load_seen, self.guide, self.scored = 0, 0.0, self.tokens // args.every
         self.csv = open(f"{data.WORK}/{args.name}.csv", "a", buffering=1)
         if self.csv.tell() == 0:
             self.csv.write("hours,tokens,length,answers_hit,answer_loss,text_loss,needle8,needle8_whole,needle1,"
@@ -103,14 +105,14 @@ class Run:
         self.optimiser.load(state["optimiser"])
         self.aligned = state.get("aligned", False) and not anew
         self.sampler.rng.setstate(state["random"])
+        torch.set_rng_state(state["torch"])
         self.stage, self.tokens, self.seconds = state["stage"], state["tokens"], state["seconds"]
-        self.stage_tokens = state["stage_tokens"]
 
     def save(self):
         state = {"model": self.model.state_dict(), "optimiser": self.optimiser.state(),
                  "aligned": self.aligned,
-                 "random": self.sampler.rng.getstate(), "stage": self.stage, "tokens": self.tokens,
-                 "seconds": self.seconds, "stage_tokens": self.stage_tokens}
+                 "random": self.sampler.rng.getstate(), "torch": torch.get_rng_state(), "stage": self.stage,
+                 "tokens": self.tokens, "seconds": self.seconds}
         torch.save(state, self.path + ".new")
         os.replace(self.path + ".new", self.path)
 
@@ -148,7 +150,6 @@ class Run:
         self.optimiser.step(rate * min(1.0, (self.optimiser.steps + 1) / 20))
         move_biases(self.model, max(0.001, 0.02 * 0.5**(self.optimiser.steps / 150)))
         self.tokens += kinds.numel()
-        self.stage_tokens += kinds.numel()
         kinds, loss, hit = kinds[known], loss.detach()[:len(known)], hit[:len(known)]
         answers, text = kinds == ANSWER, kinds == TEXT
         self.load_seen = 0.98 * self.load_seen + 0.02 * torch.stack([g.chosen.flatten(0, -2).mean(0)
@@ -171,47 +172,43 @@ class Run:
         self.csv.write(line + "\n")
         print(time.strftime("%H:%M:%S"), line, flush=True)
         if value >= stage["gate"] and self.stage + 1 < len(STAGES) and length < self.args.longest:
-            self.stage, self.stage_tokens = self.stage + 1, 0
+            self.stage += 1
             print("stage", self.stage, STAGES[self.stage], flush=True)
 
     def go(self):
         args, stop = self.args, []
         signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
         signal.signal(signal.SIGUSR1, lambda *_: self.save())
-        budget = args.minutes * 60
-        begin = last = saved = scored = time.monotonic()
-        used, means, tokens, n = 0.0, [0, 0, 0], self.tokens, 0
-        while used < budget and not stop:
-            left = (budget - used) / 60
-            rate = args.rate * (min(1.0, left / args.decay) if args.decay else 1.0)
+        last = saved = time.monotonic()
+        means, tokens, begin, n = [0, 0, 0], self.tokens, self.seconds, 0
+        while self.tokens < args.until and not stop:
+            rate = args.rate * (min(1.0, (args.until - self.tokens) / args.decay) if args.decay else 1.0)
             m = self.step(rate)
             n += 1
             means = [a + b for a, b in zip(means, m)]
             now = time.monotonic()
-            # A pause (somebody measures, the process is stopped) is not training time.
-            used += min(now - last, 20.0)
-            self.seconds += min(now - last, 20.0)
+            self.seconds += min(now - last, 20.0)  # a pause of the process is not training time
             last = now
-            if n % 20 == 0 and n <= 100:
-                print(n, [round(x / n, 3) for x in means], f"sources {self.guide:.2f},", " ".join(self.mass), f"{(self.tokens - tokens) / (now - scored):.0f} tokens/s", flush=True)
-            if now - scored > args.every * 60:
-                self.evaluate([x / n for x in means], (self.tokens - tokens) / (now - scored))
-                scored = last = time.monotonic()
-                means, tokens, n = [0, 0, 0], self.tokens, 1000
-                n = 0
+            speed = (self.tokens - tokens) / (self.seconds - begin)
+            if n % 20 == 0:
+                print(n, [round(x / n, 3) for x in means], f"sources {self.guide:.2f},", " ".join(self.mass), f"{speed:.0f} tokens/s", flush=True)
+            if self.tokens // args.every > self.scored or self.tokens >= args.until:
+                self.scored = self.tokens // args.every
+                self.evaluate([x / n for x in means], speed)
+                means, tokens, begin, n, last = [0, 0, 0], self.tokens, self.seconds, 0, time.monotonic()
             if now - saved > 420:
                 self.save()
                 saved = now
-        if n:
-            self.evaluate([x / n for x in means], (self.tokens - tokens) / (time.monotonic() - scored))
         self.save()
+        if self.tokens < args.until:
+            raise SystemExit("stopped: the same command goes on from here")
 
 
 if __name__ == "__main__":
     p = argparse.ArgumentParser()
     p.add_argument("name")
-    p.add_argument("--minutes", type=float, default=60)
-    p.add_argument("--decay", type=float, default=0, help="minutes of linear decay to zero at the end")
+    p.add_argument("--until", type=int, default=4_000_000, help="tokens, those of --start included")
+    p.add_argument("--decay", type=int, default=0, help="tokens of linear decay to zero at the end")
     p.add_argument("--rate", type=float, default=1.0)
     p.add_argument("--start", default="")
     p.add_argument("--stage", type=int, default=-1)
@@ -220,7 +217,7 @@ if __name__ == "__main__":
     p.add_argument("--sources", type=float, default=0.0, help="weight of source_loss")
     p.add_argument("--indexers", type=int, default=0, help="from rows of so many tokens on there are indexers (0: none)")
     p.add_argument("--mix", type=int, default=0, help="from the stage of this length on rows have all lengths (batches.MIX)")
-    p.add_argument("--every", type=float, default=2.0, help="minutes between scores")
+    p.add_argument("--every", type=int, default=200_000, help="tokens between scores")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--threads", type=int, default=1)
     args = p.parse_args()
