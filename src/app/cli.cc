@@ -188,6 +188,7 @@ EngineOptions engine_options(const CommonFlags& flags) {
   options.trace = !flags.trace.empty();
   if (flags.cache) options.cache.folder = flags.cache_dir.empty() ? PackCache::default_folder() : flags.cache_dir;
   options.cache.warn = [](const std::string& line) { fmt::print(stderr, "weft: warning: {}\n", line); };
+  options.cache.note = [](const std::string& line) { fmt::print(stderr, "weft: {}\n", line); };
   options.check_memory = flags.check_memory;
   return options;
 }

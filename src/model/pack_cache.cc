@@ -5,17 +5,19 @@
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <filesystem>
+#include <system_error>
 
 #include "base/check.h"
 
@@ -37,20 +39,20 @@ struct Header {
 };
 
 // By blocks, so that a whole team can work on it.
-uint64_t data_sum(std::span<const std::byte> data, Team& team) {
+std::vector<uint64_t> block_sums(std::span<const std::byte> data, Team& team) {
   std::vector<uint64_t> sums((data.size() + kBlock - 1) / kBlock);
   team.run(static_cast<int>(sums.size()), [&](int i, int) {
     const size_t begin = static_cast<size_t>(i) * kBlock;
     sums[i] = XXH3_64bits(data.data() + begin, std::min(kBlock, data.size() - begin));
   });
-  return XXH3_64bits(sums.data(), sums.size() * sizeof(uint64_t));
+  return sums;
 }
 
-Header make_header(uint64_t key, std::span<const std::byte> data, Team& team) {
+Header make_header(uint64_t key, size_t bytes, const std::vector<uint64_t>& sums) {
   Header h{};
   std::memcpy(h.magic, kMagic, sizeof kMagic);
-  h.version = kVersion, h.key = key, h.bytes = data.size(), h.block = kBlock;
-  h.data_sum = data_sum(data, team);
+  h.version = kVersion, h.key = key, h.bytes = bytes, h.block = kBlock;
+  h.data_sum = XXH3_64bits(sums.data(), sums.size() * sizeof(uint64_t));
   h.sum = XXH3_64bits(&h, offsetof(Header, sum));
   return h;
 }
@@ -63,33 +65,35 @@ std::string file_stem(const std::string& model) {
   return out.empty() ? "model" : out;
 }
 
-// Beyond a file-size limit write() raises SIGXFSZ, which would end the program; blocked, it returns EFBIG.
-class BlockFileSizeSignal {
+// For a thread that starts meanwhile: signals belong to the application's threads, and beyond a file-size
+// limit write() raises SIGXFSZ in the thread that writes, which would end the program; blocked, it returns
+// EFBIG.
+class BlockSignals {
  public:
-  BlockFileSizeSignal() {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGXFSZ);
-    pthread_sigmask(SIG_BLOCK, &set, &before_);
+  BlockSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
-  ~BlockFileSizeSignal() {
-    const int kept = errno;
-    sigset_t pending;
-    if (sigpending(&pending) == 0 &&
-        sigismember(&pending, SIGXFSZ)) {  // or it would arrive at the unblocking
-      sigset_t set;
-      sigemptyset(&set);
-      sigaddset(&set, SIGXFSZ);
-      const timespec now{};
-      sigtimedwait(&set, nullptr, &now);
-    }
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-    errno = kept;
-  }
+  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
 
  private:
   sigset_t before_;
 };
+
+// The team computes meanwhile. A tenth of a core feeds the disk; but that much it must get even beside busy
+// threads, as another start waits for the file: so not SCHED_IDLE.
+constexpr int kWriterNice = 10;
+
+// Sends [begin, end) to the disk, now; with `wait` it is there on return. Without it gigabytes of unwritten
+// pages pile up for one fsync that nothing can interrupt.
+bool flush(int fd, size_t begin, size_t end, bool wait) {
+  const unsigned flags =
+      SYNC_FILE_RANGE_WRITE | (wait ? SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WAIT_AFTER : 0u);
+  if (::sync_file_range(fd, static_cast<off_t>(begin), static_cast<off_t>(end - begin), flags) == 0)
+    return true;
+  return errno != EIO && errno != ENOSPC && errno != EDQUOT;  // else the file system knows no such call
+}
 
 bool write_all(int fd, const void* data, size_t bytes) {
   const char* from = static_cast<const char*>(data);
@@ -113,8 +117,16 @@ PackCache::PackCache(PackCacheOptions options, std::string model, uint64_t key, 
 }
 
 PackCache::~PackCache() {
+  finish();
   unmap();
-  if (lock_ >= 0) ::close(lock_);
+  unlock();
+}
+
+void PackCache::unlock() {
+  if (lock_ < 0) return;
+  ::flock(lock_, LOCK_UN);  // not only closed: a child of fork() would keep it
+  ::close(lock_);
+  lock_ = -1;
 }
 
 void PackCache::unmap() {
@@ -142,7 +154,7 @@ bool PackCache::map(Team& team) {
   mapped_ = static_cast<const std::byte*>(mapped);
   mapped_bytes_ = whole;
   // Reading all of it for the checksums is also what brings it into memory, by every thread of the team.
-  const Header expected = make_header(key_, {mapped_ + kPage, bytes_}, team);
+  const Header expected = make_header(key_, bytes_, block_sums({mapped_ + kPage, bytes_}, team));
   if (std::memcmp(mapped_, &expected, sizeof expected) == 0) {
     ::utimensat(AT_FDCWD, path_.c_str(), nullptr, 0);  // used now
     return true;
@@ -197,7 +209,7 @@ void PackCache::make_room() const {
   }
 }
 
-void PackCache::store(std::span<const std::byte> data, Team& team) {
+void PackCache::store(std::span<const std::byte> data) {
   if (path_.empty()) return;
   WEFT_CHECK(data.size() == bytes_);
   remove_leftovers();
@@ -212,27 +224,69 @@ void PackCache::store(std::span<const std::byte> data, Team& team) {
   const std::string temporary = fmt::format("{}.{}.tmp", path_, ::getpid());
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) return warn(fmt::format("{} cannot be created: {}", temporary, std::strerror(errno)));
-  const Header header = make_header(key_, data, team);
-  std::vector<std::byte> front(kPage);
-  std::memcpy(front.data(), &header, sizeof header);
-  const BlockFileSizeSignal block;
-  bool good = write_all(fd, front.data(), front.size()) && write_all(fd, data.data(), data.size()) &&
-              ::fsync(fd) == 0;
-  const int reason = errno;
-  good = ::close(fd) == 0 && good && ::rename(temporary.c_str(), path_.c_str()) == 0;
+  try {
+    const BlockSignals block;
+    writer_ = std::thread(&PackCache::write, this, fd, temporary, data);
+  } catch (const std::system_error&) {  // no thread to be had: then here
+    return write(fd, temporary, data);
+  }
+  if (options_.wait) finish();
+}
+
+// At the end of a run the rest is written, not dropped: a user of short prompts would pack at every start,
+// and what is waited for now was waited for before the first token. Whoever cannot wait interrupts it; that
+// leaves what kill -9 leaves, a file without its name that the next start removes. An error is told at once
+// instead.
+void PackCache::finish() {
+  if (!writer_.joinable()) return;
+  if (std::uncaught_exceptions() > 0) {
+    drop_ = true;
+  } else if (!done_ && !options_.wait && options_.note) {
+    options_.note(
+        fmt::format("writing packed weights for the next start, {} of {} MB (--no-cache goes without)",
+                    written_ >> 20, bytes_ >> 20));
+  }
+  writer_.join();
+}
+
+// The life of writer_.
+void PackCache::write(int fd, const std::string& temporary, std::span<const std::byte> data) {
+  if (!options_.wait) ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kWriterNice);
+  bool good = write_file(fd, data);
+  int reason = good ? 0 : errno;
+  if (::close(fd) != 0 && good) good = false, reason = errno;
+  if (good && ::rename(temporary.c_str(), path_.c_str()) != 0) good = false, reason = errno;
   if (!good) {
-    const int why = reason ? reason : errno;
     ::unlink(temporary.c_str());
-    return warn(fmt::format("{} could not be written: {}", path_, std::strerror(why)));
+    if (!drop_) warn(fmt::format("{} could not be written: {}", path_, std::strerror(reason)));
+  } else {
+    if (const int folder = ::open(options_.folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); folder >= 0) {
+      ::fsync(folder);
+      ::close(folder);
+    }
+    make_room();
   }
-  if (const int folder = ::open(options_.folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); folder >= 0) {
-    ::fsync(folder);
-    ::close(folder);
+  unlock();
+  done_ = true;
+}
+
+// The header comes last, with the sums of what was written. False with errno, or when the file is dropped.
+bool PackCache::write_file(int fd, std::span<const std::byte> data) {
+  std::vector<std::byte> front(kPage);
+  std::vector<uint64_t> sums;
+  if (!write_all(fd, front.data(), front.size())) return false;
+  for (size_t at = 0; at < data.size(); at += kBlock) {
+    if (drop_) return false;
+    const size_t n = std::min(kBlock, data.size() - at);
+    sums.push_back(XXH3_64bits(data.data() + at, n));
+    if (!write_all(fd, data.data() + at, n) || !flush(fd, at, kPage + at + n, false)) return false;
+    constexpr size_t kBehind = 4 * kBlock;  // what may be on its way to the disk
+    if (at >= kBehind && !flush(fd, at - kBehind, at - kBehind + kBlock, true)) return false;
+    written_ = at + n;
   }
-  make_room();
-  ::flock(lock_, LOCK_UN);  // not only closed: a child of fork() would keep it
-  ::close(lock_);
-  lock_ = -1;
+  const Header header = make_header(key_, data.size(), sums);
+  std::memcpy(front.data(), &header, sizeof header);
+  return ::lseek(fd, 0, SEEK_SET) == 0 && write_all(fd, front.data(), front.size()) && ::fsync(fd) == 0;
 }
 
 std::string PackCache::default_folder() {

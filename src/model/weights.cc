@@ -84,7 +84,7 @@ void Weights::load(const Checkpoint& checkpoint, Graph& graph, Team& team, const
   memory_ = Buffer(total + 64, "weights");
   place(memory_.as<std::byte>(), graph);
   pack(checkpoint, team, progress);
-  cache_->store({memory_.as<std::byte>(), total}, team);
+  cache_->store({memory_.as<std::byte>(), total});
 }
 
 void Weights::pack(const Checkpoint& checkpoint, Team& team,

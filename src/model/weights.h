@@ -75,7 +75,7 @@ class Weights {
             const std::function<void(const LoadProgress&)>& progress);
 
   Buffer memory_;
-  std::unique_ptr<PackCache> cache_;  // holds the mapping
+  std::unique_ptr<PackCache> cache_;  // holds the mapping, or writes memory_ to its file: ends before it
 };
 
 }  // namespace weft

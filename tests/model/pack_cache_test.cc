@@ -48,7 +48,7 @@ class Cache : public ::testing::Test {
     PackCache cache(o, "model", key, kBytes);
     const auto got = cache.open(team_);
     if (got.empty()) {
-      cache.store(data_, team_);
+      cache.store(data_);
       return false;
     }
     EXPECT_TRUE(got.size() == kBytes && std::equal(got.begin(), got.end(), data_.begin()));
@@ -136,7 +136,8 @@ TEST_F(Cache, AFileThatCannotBeFinishedIsNoFile) {
       o.warn = [&](const std::string&) { ++said; };
       PackCache cache(o, "model", 1, kBytes);
       const bool served = !cache.open(alone).empty();
-      cache.store(data_, alone);
+      cache.store(data_);
+      cache.finish();
       ::_exit(served ? 1 : said == 1 ? 0 : 2);
     }
     int status = 0;
@@ -156,7 +157,8 @@ TEST_F(Cache, KilledWritersLeaveNothingThatCounts) {
     if (child == 0) {
       Team alone(1);
       PackCache cache(options(), "model", 1, kBytes);
-      if (cache.open(alone).empty()) cache.store(data_, alone);
+      if (cache.open(alone).empty()) cache.store(data_);
+      cache.finish();
       ::_exit(0);
     }
     ::usleep(random() % 30000);
@@ -168,6 +170,36 @@ TEST_F(Cache, KilledWritersLeaveNothingThatCounts) {
     EXPECT_EQ(leftovers(), 0u);
     PackCache::clear(folder_.string());
   }
+}
+
+// store() returns before the file is there; the end waits for it and says so, unless an error is the end.
+TEST_F(Cache, IsWrittenBesideTheWork) {
+  std::vector<std::string> notes;
+  PackCacheOptions o = options();
+  o.note = [&](const std::string& line) { notes.push_back(line); };
+  for (const bool fails : {true, false}) {
+    try {
+      PackCache cache(o, "model", 1, kBytes);
+      ASSERT_TRUE(cache.open(team_).empty());
+      cache.store(data_);
+      EXPECT_TRUE(PackCache::list(folder_.string()).empty());
+      if (fails) throw 1;
+    } catch (int) {
+    }
+    EXPECT_EQ(PackCache::list(folder_.string()).size(), fails ? 0u : 1u);
+    EXPECT_EQ(leftovers(), 0u);
+    EXPECT_EQ(notes.size(), fails ? 0u : 1u);
+  }
+  EXPECT_TRUE(start());
+  PackCache::clear(folder_.string());
+  o.wait = true;
+  PackCache cache(o, "model", 1, kBytes);
+  ASSERT_TRUE(cache.open(team_).empty());
+  cache.store(data_);
+  EXPECT_EQ(PackCache::list(folder_.string()).size(), 1u);
+  EXPECT_TRUE(start());  // the lock is free too
+  EXPECT_EQ(notes.size(), 1u);
+  EXPECT_TRUE(warnings_.empty());
 }
 
 // Two starts at once: the second waits for what the first makes.
@@ -184,7 +216,7 @@ TEST_F(Cache, TwoProcessesMakeOneFile) {
   ::usleep(50000);
   int status = 0;
   EXPECT_EQ(::waitpid(child, &status, WNOHANG), 0);  // it waits
-  first.store(data_, team_);
+  first.store(data_);
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
 }
