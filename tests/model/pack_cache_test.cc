@@ -178,14 +178,20 @@ TEST_F(Cache, IsWrittenBesideTheWork) {
   PackCacheOptions o = options();
   o.note = [&](const std::string& line) { notes.push_back(line); };
   for (const bool fails : {true, false}) {
-    try {
-      PackCache cache(o, "model", 1, kBytes);
-      ASSERT_TRUE(cache.open(team_).empty());
-      cache.store(data_);
-      EXPECT_TRUE(PackCache::list(folder_.string()).empty());
-      if (fails) throw 1;
-    } catch (int) {
+    bool beside = false;  // false, too, when the system takes this thread away for as long as the file takes
+    for (int i = 0; i < 5 && !beside; ++i) {
+      PackCache::clear(folder_.string());
+      notes.clear();
+      try {
+        PackCache cache(o, "model", 1, kBytes);
+        ASSERT_TRUE(cache.open(team_).empty());
+        cache.store(data_);
+        beside = PackCache::list(folder_.string()).empty();
+        if (fails) throw 1;
+      } catch (int) {
+      }
     }
+    EXPECT_TRUE(beside);
     EXPECT_EQ(PackCache::list(folder_.string()).size(), fails ? 0u : 1u);
     EXPECT_EQ(leftovers(), 0u);
     EXPECT_EQ(notes.size(), fails ? 0u : 1u);
