@@ -22,7 +22,7 @@ from train import HERE, build
 
 CONFIG = json.load(open(HERE + "/dspark.json"))
 ANCHORS = 160
-PROMPT, OWN = 128, 24
+PROMPT, OWN = 128, 64
 
 
 def load_model(path):
@@ -105,15 +105,15 @@ def generate(model, prompts, count):
 
 
 class OwnText:
-    """Rows the model wrote: 128 tokens of training text and 24 of its own (later it goes in circles), every row used twice."""
+    """Rows the model wrote: 128 tokens of training text and 64 of its own, every row used twice."""
 
     def __init__(self, model, sampler):
         self.model, self.sampler, self.waiting = model, sampler, []
 
     def batch(self):
         if not self.waiting:
-            rows = generate(self.model, self.sampler.batch(STAGES[0] | {"batch": 192, "text": 0.85})[0][:, :PROMPT], OWN)
-            self.waiting = list(rows.split(6)) + list(rows[torch.randperm(len(rows))].split(6))
+            rows = generate(self.model, self.sampler.batch(STAGES[0] | {"batch": 190, "text": 0.85})[0][:, :PROMPT], OWN)
+            self.waiting = list(rows.split(5)) + list(rows[torch.randperm(len(rows))].split(5))
         return self.waiting.pop()
 
 
@@ -171,7 +171,7 @@ def agreement(model, mtp, dspark, ids, first, last):
 
 def score(args):
     """On held-out text: teacher-forced at every place; one step of speculation (the model's own token behind 128 of
-    text, then the drafts) at 512 places; and along the model's own text of 128 tokens."""
+    text, then the drafts) at 512 places; and along the model's own text of 128 tokens, which ends in circles."""
     model = load_model(args.model)
     mtp, dspark = Mtp(model.c), DSpark(CONFIG)
     state = torch.load(args.out)
@@ -180,10 +180,11 @@ def score(args):
     prose, size = torch.tensor(data.encode(open(data.WORK + "/prose.txt").read())), CONFIG["block_size"]
     prompts = prose[:512 * 64 + PROMPT].unfold(0, PROMPT, 64)[:512]
     steps = generate(model, prompts, size + 1)
-    long = generate(model, prompts[::16], 128)
+    own, long = generate(model, prompts[::4], 24 + size), generate(model, prompts[::16], 128)
     cases = {"held-out text, teacher-forced": (prose[:8192].view(8, -1).split(1), 8, 1024 - size),
              "held-out text, one step at 512 places": (steps.split(32), PROMPT, PROMPT + 1),
-             "greedy text": (long.split(8), PROMPT, PROMPT + 128 - size)}
+             "greedy text, first 24 tokens": (own.split(16), PROMPT, PROMPT + 24),
+             "greedy text, 128 tokens": (long.split(8), PROMPT, PROMPT + 128 - size)}
     for name, (texts, first, last) in cases.items():
         pairs = [agreement(model, mtp, dspark, ids, first, last) for ids in texts]
         one = float(torch.cat([p[0] for p in pairs]).mean())
