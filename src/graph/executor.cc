@@ -165,15 +165,29 @@ void Executor::work(int thread, const StepHeader& step) {
   PerThread& mine = threads_[thread];
   const int nodes = static_cast<int>(graph_.nodes().size());
   for (int first = 0;;) {
-    // Read before looking: a node that has unclaimed tasks now completes after it, so that wait() cannot miss the last.
+    // Read before looking: a node that has unclaimed tasks now completes after it, so that wait() cannot miss
+    // the last.
     const uint32_t seen = completed_.load();
     while (first < nodes && progress_[first].unclaimed.load(std::memory_order_relaxed) <= 0) ++first;
     if (first == nodes) return;
     bool found = false;
     for (int i = first; !found && i < std::min(nodes, first + kLookAhead); ++i)
       found = claim(i, thread, step);
-    if (!found) wait(seen, mine);
+    if (found) continue;
+    fetch_next(first, step);
+    wait(seen, mine);
   }
+}
+
+// The weights that the next task of the first node ahead begins with: inputs may be missing, they are there.
+void Executor::fetch_next(int first, const StepHeader& step) const {
+  const int unclaimed = progress_[first].unclaimed.load(std::memory_order_relaxed),
+            tasks = progress_[first].tasks;
+  if (unclaimed <= 0 || tasks <= 0) return;
+  const Node& node = graph_.nodes()[first];
+  const FirstWeights next = node.first_weights(node.args.data(), step, tasks - unclaimed, tasks);
+  for (int i = 0; i < next.pieces; ++i)
+    for (int line = 0; line < kFirstBytes; line += 64) __builtin_prefetch(next.at + i * next.stride + line);
 }
 
 // Until a node completes that had not when `seen` was read.

@@ -77,6 +77,7 @@ class Executor {
   bool ready(int node) const;
   bool claim(int node, int thread, const StepHeader& step);
   void wait(uint32_t seen, PerThread& mine);
+  void fetch_next(int first, const StepHeader& step) const;
 
   Team& team_;
   const Graph& graph_;

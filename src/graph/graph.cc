@@ -36,7 +36,10 @@ void Graph::append(Node node, std::vector<Fixup> fixups) {
 
 Graph Graph::hollow() const {
   Graph copy = *this;
-  for (Node& node : copy.nodes_) node.invoke = [](const void*, const void*, const Call&) {};
+  for (Node& node : copy.nodes_) {
+    node.invoke = [](const void*, const void*, const Call&) {};
+    node.first_weights = [](const void*, const StepHeader&, int, int) { return FirstWeights{}; };
+  }
   return copy;
 }
 

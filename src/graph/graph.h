@@ -45,6 +45,7 @@ struct Node {
   void (*invoke)(const void* kernel, const void* args, const Call& call);
   int (*units)(const void* args, const StepHeader& step);
   Cost (*cost)(const void* args, const StepHeader& step);
+  FirstWeights (*first_weights)(const void* args, const StepHeader& step, int task, int tasks);
   bool grows;  // with the context, not only with the rows of the step
   std::vector<std::byte> args;
   // By plan():
@@ -120,14 +121,16 @@ template <class Args>
 class Graph::Make {
  public:
   Make(Graph& graph, const char* op, std::string label, KernelFn<Args> kernel)
-      : graph_(graph), node_{op,
-                             std::move(label),
-                             reinterpret_cast<const void*>(kernel),
-                             invoke,
-                             units,
-                             cost,
-                             kGrowsWithContext<Args>,
-                             {}} {
+      : graph_(graph),
+        node_{op,
+              std::move(label),
+              reinterpret_cast<const void*>(kernel),
+              invoke,
+              units,
+              cost,
+              first_weights,
+              kGrowsWithContext<Args>,
+              {}} {
     static_assert(sizeof(Args) <= kMaxArgsBytes && std::is_trivially_copyable_v<Args>);
   }
   Make(const Make&) = delete;
@@ -162,6 +165,9 @@ class Graph::Make {
   }
   static Cost cost(const void* args, const StepHeader& step) {
     return weft::cost(*static_cast<const Args*>(args), step);
+  }
+  static FirstWeights first_weights(const void* args, const StepHeader& step, int task, int tasks) {
+    return weft::first_weights(*static_cast<const Args*>(args), step, task, tasks);
   }
 
   Graph& graph_;

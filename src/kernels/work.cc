@@ -162,4 +162,13 @@ int task_count(int units, const Cost& cost, int threads) {
   return std::min(units, std::clamp(static_cast<int>(std::min(tasks, 1e6)), 1, (cost.coarse ? 1 : 8) * threads));
 }
 
+FirstWeights first_weights(const GemmArgs& a, const StepHeader& s, int task, int tasks) {
+  constexpr int kSideBySide = 8;  // panels that one row meets at once
+  const int panels = a.w.panels(), pairs = (panels + 1) / 2;
+  const int first = static_cast<int>(static_cast<int64_t>(units(a, s)) * task / tasks),
+            panel = first % pairs * 2;
+  return {a.w.codes + first / pairs * a.w.code_bytes() + panel * a.w.panel_bytes(), a.w.panel_bytes(),
+          std::min(kSideBySide, panels - panel)};
+}
+
 }  // namespace weft

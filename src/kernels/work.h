@@ -64,6 +64,20 @@ int units(const ExpertsArgs&, const StepHeader&);
 int units(const CombineArgs&, const StepHeader&);
 int units(const CopyArgs&, const StepHeader&);
 
+// What a task reads first of weights: `pieces` of kFirstBytes, `stride` bytes apart.
+inline constexpr int kFirstBytes = 512;
+struct FirstWeights {
+  const std::byte* at = nullptr;
+  size_t stride = 0;
+  int pieces = 0;
+};
+template <class Args>
+FirstWeights first_weights(const Args&, const StepHeader&, int,
+                           int) {  // others read values of the step first
+  return {};
+}
+FirstWeights first_weights(const GemmArgs&, const StepHeader&, int task, int tasks);
+
 // Whether cost and units depend on the positions of a step, not only on its numbers of rows and spans.
 template <class Args>
 inline constexpr bool kGrowsWithContext = false;

@@ -2,6 +2,7 @@
 // company.
 #include "kernel_support.h"
 #include "kernels/cases.h"
+#include "kernels/work.h"
 #include "reference.h"
 
 namespace weft::test {
@@ -316,6 +317,26 @@ TEST_P(Gemm, EveryCode) {
 }
 
 WEFT_KERNEL_TESTS(Gemm);
+
+// What a waiting thread fetches: the panels that the task's slice of (group, pair of panels) begins with.
+TEST(FirstWeights, AreThoseOfTheTasksFirstPanels) {
+  const std::byte codes[1] = {};
+  GemmArgs a{};
+  a.w = {codes, nullptr, 9 * kPanel, 64, WeightFormat::bf16};
+  a.groups = 2, a.rows = Rows::tokens;
+  StepHeader step{};
+  step.tokens = 1;
+  const struct {
+    int task, group, panel;
+  } expected[] = {{0, 0, 0}, {1, 0, 4}, {2, 1, 0}, {3, 1, 4}};  // ten units in four tasks: 0, 2, 5, 7
+  for (const auto& e : expected) {
+    const FirstWeights first = first_weights(a, step, e.task, 4);
+    EXPECT_EQ(first.at, codes + e.group * a.w.code_bytes() + e.panel * a.w.panel_bytes()) << e.task;
+    EXPECT_EQ(first.stride, a.w.panel_bytes());
+    EXPECT_EQ(first.pieces, std::min(8, 9 - e.panel)) << e.task;
+  }
+  EXPECT_EQ(first_weights(NormArgs{}, step, 0, 1).pieces, 0);
+}
 
 }  // namespace
 }  // namespace weft::test
