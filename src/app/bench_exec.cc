@@ -111,15 +111,18 @@ Prolog prolog_of(const Graph& graph, const std::vector<Trace::NodeSpan>& spans, 
   return out;
 }
 
+// Each sample beside a reading of the bandwidth: a machine with neighbours has another one every second.
 std::vector<Prolog> measure_prologs(BenchRig& rig, const ExecFlags& flags) {
   Prober prober(rig.direct().kernels(), rig.direct().threads());
-  double bandwidth = 0;
-  for (const Ceiling& c : prober.ceilings())
-    if (c.name == std::string_view("dram read")) bandwidth = prober.rate(c).value;
+  const std::vector<Ceiling> ceilings = prober.ceilings();
+  const Ceiling& read = *std::find_if(ceilings.begin(), ceilings.end(), [](const Ceiling& c) {
+    return c.name == std::string_view("dram read");
+  });
   std::vector<Prolog> out;
   for (const int tokens : {1, 8}) {
-    std::vector<Prolog> samples;
-    for (int i = 0; i < std::max(9, flags.repeats); ++i) {
+    Prolog sum{tokens};
+    std::vector<double> us, of_bound;
+    for (int i = 0; i < std::max(15, flags.repeats); ++i) {
       rig.back_to(flags.depth);
       rig.read(tokens);  // captures
       rig.back_to(flags.depth);
@@ -127,11 +130,10 @@ std::vector<Prolog> measure_prologs(BenchRig& rig, const ExecFlags& flags) {
       rig.model().executor().trace(&trace);
       rig.read(tokens);
       rig.model().executor().trace(nullptr);
-      samples.push_back(prolog_of(rig.model().parts().graph, trace.last_step(), tokens, bandwidth));
+      sum = prolog_of(rig.model().parts().graph, trace.last_step(), tokens, prober.once(read));
+      us.push_back(sum.us), of_bound.push_back(sum.of_bound);
     }
-    std::nth_element(samples.begin(), samples.begin() + static_cast<long>(samples.size() / 2), samples.end(),
-                     [](const Prolog& a, const Prolog& b) { return a.us < b.us; });
-    out.push_back(samples[samples.size() / 2]);
+    out.push_back({tokens, sum.layers, median(us), median(of_bound)});
   }
   return out;
 }
