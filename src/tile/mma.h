@@ -139,10 +139,10 @@ static inline void mma_tiles(float* c, int ldc, const bf16* a, int lda, const bf
 }
 
 // Up to 16 rows by up to four panels. kStream: B comes from memory, four streams side by side, each asked for
-// kAskAhead bytes ahead, a panel's asks right before its tile: all 64 in one go fill the line buffers that the
-// tiles behind them need (8 rows, two threads, of the time a plain read takes: 1.20; so 1.05; 1 KB ahead 1.09,
-// two streams 1.12, one 1.2; Emerald Rapids). Behind a panel's end the panels after these are asked for: of
-// short panels they are most (k = 128: 1.46, so 1.06).
+// kAskAhead bytes ahead, a panel's asks right before its tile: all 64 in one go fill the line buffers that
+// the tiles behind them need (8 rows, two threads, of the time a plain read takes: 1.20; so 1.05; 1 KB
+// ahead 1.09, two streams 1.12, one 1.2; Emerald Rapids). Behind a panel's end the panels after these are
+// asked for: of short panels they are most (k = 128: 1.46, so 1.06).
 constexpr int kAskAhead = 2048;
 template <int NT, bool kStream>
 static inline void mma_few(float* c, int ldc, const bf16* a, long a_stride, const bf16* b, size_t panel,

@@ -231,12 +231,13 @@ static inline void row_groups(float* c, const row_t* x, const Panels& w, int p0,
   for (int p = 0; p < NP; ++p) store(c + kPanel * (p0 + p), sum[p]);
 }
 
-// f(Count<panels side by side>, first panel) until all are done
+// f(Count<panels side by side>, first panel) until all are done. What is left over goes by halves: one panel
+// alone waits for its own chain of additions (bf16 in twos or fours: 1.45 times as long as in eights; so 1.25
+// and 1.08).
 template <int NP, class F>
-static inline void panels_by(int panels, const F& f) {
-  int p = 0;
+static inline void panels_by(int panels, const F& f, int p = 0) {
   for (; p + NP <= panels; p += NP) f(Count<NP>{}, p);
-  for (; p < panels; ++p) f(Count<1>{}, p);
+  if constexpr (NP > 1) panels_by<NP / 2>(panels, f, p);
 }
 
 #endif
