@@ -1,7 +1,20 @@
 // score[s] = sum_h w_h max(0, q_h . k_s): products of many heads with panels of 16 keys, which never leave
 // the nearest cache. A score has one order of additions whatever the number of queries and panels.
 
-static constexpr int kScorePanels = 4;  // of one call: 64 keys
+// Panels of one call at most, and for so many rows. On tiles the vector work runs two products behind, so
+// every call ends with some that has no company: with eight panels 8 % of a row's time, with sixteen 4 (int8
+// keys, Emerald Rapids). The keys of many rows had better stay in L1.
+#ifdef WEFT_TILES
+static constexpr int kScorePanels = 16;
+static inline int score_panels_of(int rows) {
+  return rows <= 2 ? kScorePanels : 8;
+}
+#else
+static constexpr int kScorePanels = 4;
+static inline int score_panels_of(int) {
+  return kScorePanels;
+}
+#endif
 
 // q [tokens][padded_heads][width], weight [tokens][padded_heads], both of a multiple of kScoreHeads rows:
 // padding is zero.
@@ -19,7 +32,7 @@ struct ScoreQueries {
 template <class K>
 struct ScoreKeys {
   const K* panel[kScorePanels];
-  const K* next[kScorePanels];
+  const K* next[kScorePanels];  // behind these panels
   int panels;
   bool fetch;
 };
@@ -74,94 +87,139 @@ static inline V tile_value(const float* c, int8_t) {
   return load_int(c);
 }
 
-// Products of two head tiles and two panels wait in L1 while the next ones are made: tile and vector units
-// work side by side.
-template <class Q>
-struct WaitingScores {
+// Products of two head tiles and two panels, in tiles or in L1.
+struct Products2x2 {
   const float* c = nullptr;  // [2 head tiles][2 panels][16][16]
-  const float* weight;
-  float* out;
-  int heads, tokens;
-  int each;          // quarters of a token: 1, 2 or 4
+  const float* weight;       // [32]
+  float* out;                // [tokens][kScorePanels][16], two panels of it
+  int tokens;
   bool first, last;  // of a token's heads
-  V sum[4];          // (head tile, panel)
+};
 
-  // Eight heads of both panels, s = 0..3.
-  void quarter(int s) {
-    if (!c) return;
-    V* own = sum + s / 2 * 2;
-    if (first && s % each == 0) own[0] = own[1] = zero();
-    if (first && s == 0) sum[2] = sum[3] = zero();
-    if (heads >= each * 8)
-      rows<true>(s, 8);
-    else
-      rows<false>(s, heads - 8 * (s % each));
-    if (!last || s % each != each - 1 || s / each >= tokens) return;
-    float* to = out + s / each * kScorePanels * kPanel;
-    store(to, each == 4 ? sum[0] + sum[2] : own[0]);
-    store(to + kPanel, each == 4 ? sum[1] + sum[3] : own[1]);
-  }
-  template <bool kAll>
-  void rows(int s, int n) {
-    const float *c0 = c + 512 * (s / 2) + 128 * (s % 2), *w = weight + 8 * s;
-    V s0 = sum[s / 2 * 2], s1 = sum[s / 2 * 2 + 1];
-    for (int r = 0; r < 8; ++r) {
-      if (!kAll && r >= n) break;
-      const V x = set1(w[r]);
-      s0 = fma(x, max(zero(), tile_value(c0 + kPanel * r, Q{})), s0);
-      s1 = fma(x, max(zero(), tile_value(c0 + 256 + kPanel * r, Q{})), s1);
+// Sums them a few heads at a time behind every tile product of a later group: tile and vector units work side
+// by side only if their instructions are neighbours.
+template <class Q>
+struct ScoreSums {
+  int each;                        // heads of a token in a group
+  V sum0 = zero(), sum1 = zero();  // of both panels
+
+  // R heads: share J of four in k step i
+  template <int R, int J>
+  inline __attribute__((always_inline)) void step(const Products2x2& x, int i) {
+    const int head = (4 * i + J) * R;
+    if (!x.c || head >= kScoreHeads) return;
+    if (J * R % 8 == 0 && x.first && (head & (each - 1)) == 0) sum0 = sum1 = zero();
+    const float *c = x.c + head / 16 * 512 + head % 16 * kPanel, *w = x.weight + head;
+    for (int r = 0; r < R; ++r) {
+      const V weight = set1(w[r]);
+      sum0 = fma(weight, max(zero(), tile_value(c + kPanel * r, Q{})), sum0);
+      sum1 = fma(weight, max(zero(), tile_value(c + 256 + kPanel * r, Q{})), sum1);
     }
-    sum[s / 2 * 2] = s0;
-    sum[s / 2 * 2 + 1] = s1;
+    if ((J + 1) * R % 8 != 0 || !x.last || ((head + R) & (each - 1)) != 0) return;
+    const int token = (head + R) / each - 1;
+    if (token >= x.tokens) return;
+    float* to = x.out + token * kScorePanels * kPanel;
+    store(to, sum0), store(to + kPanel, sum1);
+  }
+  template <int R>
+  void all(const Products2x2& x) {
+    for (int i = 0; i < 8 / R; ++i) step<R, 0>(x, i), step<R, 1>(x, i), step<R, 2>(x, i), step<R, 3>(x, i);
   }
 };
 
-// score [tokens][kScorePanels][16]
-template <class Q>
-static inline void score_panels(float* score, const ScoreQueries<Q>& s, const ScoreKeys<Q>& keys) {
+// A finished tile makes way for the first product of the next group.
+template <int C, int A, int B, class Q>
+static inline void product_of(float* finished, bool first) {
+  if (first) {
+    if (finished) tile_store<C>(finished + 256 * C, 64);
+    tile_zero<C>();
+  }
+  tile_product<C, A, B>(Q{});
+}
+
+// What makes the panels of a call, a piece behind every second product: ready(p) ends when panels p and p + 1
+// are made.
+struct PanelsAreMade {
+  void ready(int) {}
+  void step(int) {}
+};
+
+// R: heads summed behind each tile product
+template <int R, class Q, class Maker>
+static inline void score_groups(float* score, const ScoreQueries<Q>& s, const ScoreKeys<Q>& keys,
+                                Maker& maker) {
   constexpr int kTileK = 64 / static_cast<int>(sizeof(Q));
   alignas(64) float c[2][1024];
-  WaitingScores<Q> waiting;
+  Products2x2 made, stored;  // of the last group, in tiles, and of the one before, in L1
   const int padded = padded_heads(s.heads), together = max_int(1, kScoreHeads / padded);
   const int steps = s.width / kTileK;
   const long ld = s.width * static_cast<long>(sizeof(Q));
-  int parity = 0;
+  ScoreSums<Q> sums{kScoreHeads / together};
+  int turn = 0;
+  float* to = nullptr;
   for (int t = 0; t < s.tokens; t += together)
     for (int p = 0; p < keys.panels; p += 2) {
       const Q *b0 = keys.panel[p], *b1 = p + 1 < keys.panels ? keys.panel[p + 1] : b0;
       const Q* const* ahead = p + 2 < keys.panels ? keys.panel + p + 2 : keys.next;
+      maker.ready(p);
       for (int h = 0; h < s.heads; h += kScoreHeads) {
         const Q* a0 = s.q + (static_cast<size_t>(t) * padded + h) * s.width;
         const Q* a1 = a0 + 16 * s.width;
-        tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
-        for (int i = 0, done = 0; i < steps; ++i) {
+        for (int i = 0; i < steps; ++i) {
           const int k = i * kTileK;
           tile_load<4>(a0 + k, ld);
           tile_load<6>(b0 + k * kPanel, 64);
+          product_of<0, 4, 6, Q>(to, i == 0);
+          sums.template step<R, 0>(stored, i);
           tile_load<7>(b1 + k * kPanel, 64);
+          product_of<1, 4, 7, Q>(to, i == 0);
+          sums.template step<R, 1>(stored, i);
+          maker.step(p);
           tile_load<5>(a1 + k, ld);
-          tile_product<0, 4, 6>(Q{}), tile_product<1, 4, 7>(Q{}), tile_product<2, 5, 6>(Q{}),
-              tile_product<3, 5, 7>(Q{});
+          product_of<2, 5, 6, Q>(to, i == 0);
+          sums.template step<R, 2>(stored, i);
+          product_of<3, 5, 7, Q>(to, i == 0);
+          sums.template step<R, 3>(stored, i);
+          maker.step(p);
           if (keys.fetch && h == 0)
             for (int line = 0; line < 16; ++line) {
               __builtin_prefetch(ahead[0] + (k + line * kTileK / kPanel) * kPanel, 0, 2);
               __builtin_prefetch(ahead[1] + (k + line * kTileK / kPanel) * kPanel, 0, 2);
             }
-          for (const int end = 4 * (i + 1) / steps; done < end; ++done) waiting.quarter(done);
         }
-        float* to = c[parity];
-        parity ^= 1;
-        tile_store<0>(to, 64), tile_store<1>(to + 256, 64), tile_store<2>(to + 512, 64),
-            tile_store<3>(to + 768, 64);
-        waiting.c = to;
-        waiting.weight = s.weight + t * padded + h;
-        waiting.out = score + (t * kScorePanels + p) * kPanel;
-        waiting.heads = s.heads - h, waiting.tokens = min_int(together, s.tokens - t);
-        waiting.each = 4 / together;
-        waiting.first = h == 0, waiting.last = h + kScoreHeads >= s.heads;
+        stored = made;
+        to = c[turn], turn ^= 1;
+        made = {to,
+                s.weight + t * padded + h,
+                score + (t * kScorePanels + p) * kPanel,
+                min_int(together, s.tokens - t),
+                h == 0,
+                h + kScoreHeads >= s.heads};
       }
     }
-  for (int i = 0; i < 4; ++i) waiting.quarter(i);
+  sums.template all<8>(stored);
+  tile_store<0>(to, 64), tile_store<1>(to + 256, 64), tile_store<2>(to + 512, 64),
+      tile_store<3>(to + 768, 64);
+  sums.template all<8>(made);
+}
+
+// score [tokens][kScorePanels][16]
+template <class Q, class Maker>
+static inline void score_panels(float* score, const ScoreQueries<Q>& s, const ScoreKeys<Q>& keys,
+                                Maker&& maker) {
+  switch (s.width * static_cast<int>(sizeof(Q)) / 64) {
+    case 1:
+      return score_groups<8>(score, s, keys, maker);
+    case 2:
+    case 3:
+      return score_groups<4>(score, s, keys, maker);
+    default:
+      return score_groups<2>(score, s, keys, maker);
+  }
+}
+template <class Q>
+static inline void score_panels(float* score, const ScoreQueries<Q>& s, const ScoreKeys<Q>& keys) {
+  score_panels(score, s, keys, PanelsAreMade{});
 }
 
 #else

@@ -180,7 +180,11 @@ TEST_P(NarrowIndex, SelectsByTheDequantisedScores) {
                                {17, 96, 20, 1, 150, 3},
                                {32, 128, 64, 4, 700, 21},
                                {5, 24, 16, 8, 150, 40},
-                               {64, 128, 16, 1, 130, 2}}) {
+                               {64, 128, 16, 1, 130, 2},
+                               // one row: its keys are made while it multiplies, in several calls
+                               {32, 128, 64, 1, 1390, 1},
+                               {64, 128, 16, 1, 597, 1},
+                               {5, 96, 20, 2, 900, 1}}) {
       SCOPED_TRACE(::testing::Message() << "format " << static_cast<int>(format) << " heads " << c.heads
                                         << " dim " << c.dim << " pool " << c.pool);
       Random random(++seed);
