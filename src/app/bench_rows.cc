@@ -56,6 +56,33 @@ Timed make_mix(Lab& lab, const cases::RowsCase& c) {
   });
 }
 
+// The first stage for kMaxBankSites sub-layers, and the second of one of them.
+Timed make_mix_bank(Lab& lab, const cases::RowsCase& c) {
+  const StepHeader& step = lab.rows(c.tokens);
+  return rotate(lab, lab.kernels.mix_bank, step, [&] {
+    MixBankArgs m{};
+    m.sources = c.parts, m.ld = round_up(c.width, kStep) + kStep, m.width = c.width, m.mix_eps = 1e-6f;
+    m.sites = kMaxBankSites, m.row = round_up(c.width, 16) + 16, m.ld_out = m.sites * m.row;
+    for (int i = 0; i < c.parts; ++i) m.source[i] = lab.f32(static_cast<size_t>(c.tokens) * m.ld);
+    for (int i = 0; i < m.sites; ++i) m.query[i] = lab.f32(c.width);
+    m.out = lab.f32_room(static_cast<size_t>(c.tokens) * m.ld_out);
+    return m;
+  });
+}
+Timed make_mix_fold(Lab& lab, const cases::RowsCase& c) {
+  const StepHeader& step = lab.rows(c.tokens);
+  return rotate(lab, lab.kernels.mix, step, [&] {
+    MixArgs m{};
+    m.sources = 1, m.ld = m.ld_op = round_up(c.width, kStep) + kStep, m.width = c.width;
+    m.ld_bank = round_up(c.width, 16) + 16;
+    m.source[0] = lab.f32(static_cast<size_t>(c.tokens) * m.ld);
+    m.bank = lab.f32(static_cast<size_t>(c.tokens) * m.ld_bank);
+    m.query = lab.f32(c.width), m.norm = lab.f32(c.width), m.mix_eps = m.eps = 1e-6f, m.rows = Rows::tokens;
+    m.out_op = lab.operand_room(c.tokens, m.ld_op);
+    return m;
+  });
+}
+
 Timed make_hc_pre(Lab& lab, const cases::RowsCase& c) {
   const StepHeader& step = lab.rows(c.tokens);
   return rotate(lab, lab.kernels.hc_pre, step, [&] {
@@ -97,7 +124,11 @@ void add_row_cases(std::vector<KernelCase>& all) {
   };
   for (const int tokens : {1, 512}) {
     add("norm", {7168, 1, tokens}, make_norm);
-    add("mix", {7168, 8, tokens}, make_mix);
+    for (const int finished : {1, 4, 8}) {
+      add("mix", {7168, finished + 1, tokens}, make_mix);
+      add("mix_bank", {7168, finished, tokens}, make_mix_bank);
+    }
+    add("mix_fold", {7168, 1, tokens}, make_mix_fold);
     add("hc_pre", {4096, 4, tokens}, make_hc_pre);
     add("hc_post", {4096, 4, tokens}, make_hc_post);
   }

@@ -304,11 +304,15 @@ struct ExpandedArgs {
 };
 
 inline constexpr int kMaxSources = 64;
+inline constexpr int kMaxBankSites = 12;  // 24 of one block are no faster and take twice the memory
 
-// Attention Residual mix and the RMSNorm behind it (kimi.md 6.2).
+// Attention Residual mix and the RMSNorm behind it (kimi.md 6.2): the finished blocks, then the partial sum. With
+// `bank` the partial sum alone, and what mix_bank made of the blocks: the same bits.
 struct MixArgs {
   const float* source[kMaxSources];  // each [tokens, width]
   int32_t sources, ld;
+  const float* bank;       // rows of mix_bank for this sub-layer, or null
+  int32_t ld_bank;
   const float* query;      // [width] res_norm * res_proj
   const float* norm;       // [width]
   float mix_eps, eps;
@@ -320,6 +324,20 @@ struct MixArgs {
   void* out_op;
   int32_t ld_f32, ld_op;
 };
+
+// First stage of the mixes of several sub-layers with the same finished blocks (kimi.md 6.3): every block is read once.
+struct MixBankArgs {
+  const float* source[kMaxSources];    // each [tokens, width]
+  int32_t sources, ld;
+  const float* query[kMaxBankSites];   // as MixArgs
+  int32_t sites;
+  float mix_eps;
+  int32_t width;
+  float* out;              // [tokens, ld_out], 64-byte aligned: sub-layer j at j * row
+  int32_t ld_out, row;     // multiples of 16; row: the sum in `width` (padded to 16), then top and sum of the softmax
+};
+// Into how many units a token's sub-layers are cut: of few tokens they are tasks, else each would read the blocks again.
+inline int mix_bank_cut(const MixBankArgs& m, int tokens) { return tokens < 16 ? m.sites : 1; }
 
 // Hyper-connections (glm5_next.md 3.1): u = sum pre_i X_i, normed; post and C kept for hc_post.
 struct HcPreArgs {
@@ -462,6 +480,7 @@ struct KernelTable {
   KernelFn<AttentionMergeArgs> attention_merge;
   KernelFn<ExpandedArgs> attention_expanded;
   KernelFn<MixArgs> mix;
+  KernelFn<MixBankArgs> mix_bank;
   KernelFn<HcPreArgs> hc_pre;
   KernelFn<HcPostArgs> hc_post;
   KernelFn<HcEndArgs> hc_end;

@@ -1,4 +1,4 @@
-// Row-wise kernels: embedding, RMSNorm, rope, Attention Residuals, hyper-connections, copies.
+// Row-wise kernels: embedding, RMSNorm, rope, hyper-connections, copies.
 
 static inline int row_count(Rows rows, const StepHeader& step) {
   return rows == Rows::tokens ? step.tokens : step.logit_rows;
@@ -118,74 +118,6 @@ static void rope(const RopeArgs& r, const Call& call) {
           static_cast<op_t*>(r.out) + static_cast<size_t>(t) * r.ld_out + static_cast<size_t>(h) * r.out_head,
           static_cast<const op_t*>(r.x) + static_cast<size_t>(t) * r.ld_x + static_cast<size_t>(h) * r.x_head,
           table, r.dims, r.mode);
-  }
-}
-
-// w . x and x . x of N rows in one pass: the rows come from memory, each a stream of its own.
-struct Scored {
-  float dot, squares;
-};
-template <int N>
-static inline void score_rows(Scored* out, const float* const* x, const float* w, int n, long ahead) {
-  V d0[N], d1[N], s0[N], s1[N];
-  for (int r = 0; r < N; ++r) d0[r] = d1[r] = s0[r] = s1[r] = zero();
-  int i = 0;
-  for (; i + 32 <= n; i += 32) {
-    const V w0 = load(w + i), w1 = load(w + i + 16);
-    for (int r = 0; r < N; ++r) {
-      const float* at = x[r] + i;
-      __builtin_prefetch(at + ahead, 0, 2);
-      __builtin_prefetch(at + ahead + 16, 0, 2);
-      const V a = load(at), b = load(at + 16);
-      d0[r] = fma(a, w0, d0[r]);
-      d1[r] = fma(b, w1, d1[r]);
-      s0[r] = fma(a, a, s0[r]);
-      s1[r] = fma(b, b, s1[r]);
-    }
-  }
-  for (; i < n; i += 16)
-    for (int r = 0; r < N; ++r) {
-      const V a = load_n(x[r] + i, n - i);
-      d0[r] = fma(a, load_n(w + i, n - i), d0[r]);
-      s0[r] = fma(a, a, s0[r]);
-    }
-  for (int r = 0; r < N; ++r) out[r] = {hsum(d0[r] + d1[r]), hsum(s0[r] + s1[r])};
-}
-
-static void mix(const MixArgs& m, const Call& call) {
-  const StepHeader& step = *call.step;
-  const Slice part = slice(row_count(m.rows, step), call);
-  Scratch scratch{call.scratch};
-  float* mixed = scratch.take<float>(round_up(m.width, 16));
-  float score[kMaxSources];
-  Scored scored[kMaxSources];
-  const float* x[kMaxSources];
-  for (int i = part.first; i < part.last; ++i) {
-    const int t = source_row(m.rows, step, i);
-    const long ahead = ahead_of(m.rows, step, i, part.last, m.ld);
-    for (int s = 0; s < m.sources; ++s) x[s] = m.source[s] + static_cast<size_t>(t) * m.ld;
-    int s = 0;
-    for (; s + 4 <= m.sources; s += 4) score_rows<4>(scored + s, x + s, m.query, m.width, ahead);
-    for (; s < m.sources; ++s) score_rows<1>(scored + s, x + s, m.query, m.width, ahead);
-    float top = -__builtin_inff();
-    for (s = 0; s < m.sources; ++s) {
-      score[s] = scored[s].dot * rsqrt(scored[s].squares / static_cast<float>(m.width) + m.mix_eps);
-      top = score[s] > top ? score[s] : top;
-    }
-    float sum = 0;
-    for (s = 0; s < m.sources; s += 16) {
-      const V p = exp(load_n(score + s, m.sources - s) - set1(top));
-      store_n(score + s, p, m.sources - s);
-    }
-    for (s = 0; s < m.sources; ++s) sum += score[s];
-    for (s = 0; s < m.sources; ++s) score[s] /= sum;
-    const float squares = weighted_rows(mixed, x, score, m.sources, m.width);
-    see_nonfinite(step, t, m.site, squares);
-    if (m.out_mix)
-      for (int c = 0; c < m.width; ++c) m.out_mix[static_cast<size_t>(i) * m.width + c] = mixed[c];
-    store_row(m.out_f32 ? m.out_f32 + static_cast<size_t>(i) * m.ld_f32 : nullptr,
-              m.out_op ? static_cast<op_t*>(m.out_op) + static_cast<size_t>(i) * m.ld_op : nullptr, mixed,
-              m.norm, rsqrt(squares / static_cast<float>(m.width) + m.eps), m.width);
   }
 }
 

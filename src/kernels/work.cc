@@ -96,7 +96,11 @@ Cost cost(const ExpandedArgs& a, const StepHeader& s) {
   return sum;
 }
 Cost cost(const MixArgs& a, const StepHeader& s) {
-  return rows_cost(row_count(a.rows, s), (a.sources + 1.0) * a.width, 3);
+  return rows_cost(row_count(a.rows, s), (a.sources + (a.ld_bank ? 2.0 : 1.0)) * a.width, 3);
+}
+Cost cost(const MixBankArgs& a, const StepHeader& s) {
+  const double rows = static_cast<double>(s.tokens) * a.width, pairs = static_cast<double>(a.sources) * a.sites;
+  return {rows * (a.sources + a.sites) * 4, rows * (4 * pairs + 2 * a.sources), mix_bank_cut(a, s.tokens) > 1};
 }
 Cost cost(const HcPreArgs& a, const StepHeader& s) { return rows_cost(s.tokens, (a.streams + 1.0) * a.width, 2); }
 Cost cost(const HcPostArgs& a, const StepHeader& s) { return rows_cost(s.tokens, (2.0 * a.streams + 1) * a.width, 4); }
@@ -144,6 +148,7 @@ int units(const ExpandedArgs& a, const StepHeader& s) {
   return 0;
 }
 int units(const MixArgs& a, const StepHeader& s) { return row_count(a.rows, s); }
+int units(const MixBankArgs& a, const StepHeader& s) { return s.tokens * mix_bank_cut(a, s.tokens); }
 int units(const HcPreArgs&, const StepHeader& s) { return s.tokens; }
 int units(const HcPostArgs&, const StepHeader& s) { return s.tokens; }
 int units(const HcEndArgs& a, const StepHeader& s) { return row_count(a.rows, s); }

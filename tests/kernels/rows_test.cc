@@ -1,6 +1,6 @@
 // Row-wise kernels: embedding, norms, residual mixes, hyper-connections, copies, combine.
-#include "kernels/cases.h"
 #include "kernel_support.h"
+#include "kernels/cases.h"
 #include "reference.h"
 
 namespace weft::test {
@@ -133,12 +133,13 @@ TEST_P(RowKernel, NormNamesTheTokenThatIsNotFinite) {
   }
 }
 
+// size: about that of the scores
 TEST_P(RowKernel, Mix) {
   for (const int sources : {1, 2, 3, 4, 5, 6, 7, 8, 9, 17, kMaxSources})
-    for (const int width : {37, 512})
+    for (const auto& [width, size] : {std::pair{37, 1.f}, {512, 4.f}, {37, 1e4f}, {512, 1e4f}})
       for (const Rows mode : {Rows::tokens, Rows::logits}) {
-        SCOPED_TRACE(::testing::Message()
-                     << sources << " sources width " << width << " mode " << static_cast<int>(mode));
+        SCOPED_TRACE(::testing::Message() << sources << " sources width " << width << " scores of " << size
+                                          << " mode " << static_cast<int>(mode));
         LogitStep s;
         Random random(sources);
         std::vector<F32Rows> source;
@@ -150,7 +151,8 @@ TEST_P(RowKernel, Mix) {
             source[i].fill(t, 0, random.normals(width, 0.1f + static_cast<float>(i)).data(), width);
         }
         for (int i = 0; i < sources; ++i) a.source[i] = source[i].data();
-        const std::vector<float> query = random.normals(width, 0.2f), norm = random.normals(width);
+        const std::vector<float> query = random.normals(width, size / std::sqrt(static_cast<float>(width))),
+                                 norm = random.normals(width);
         std::vector<float> mixed(static_cast<size_t>(7) * width + 16, NAN);
         F32Rows f32(table(), 7, round_up(width, 32) + 32);
         OpRows op(table(), 7, round_up(width, 32) + 64);
@@ -173,7 +175,8 @@ TEST_P(RowKernel, Mix) {
             l.error = l.error * f + std::abs(l.value) * ((width + 2) * kU / 2 + 5 * kU);
             score.push(l);
           }
-          const BoundedVec p = softmax(score);
+          BoundedVec p = softmax(score);  // in two steps: another exponential above and below the line
+          for (int v = 0; v < sources; ++v) p.error[v] += 2 * kElementary * p.value[v];
           BoundedVec mix(width);
           for (int c = 0; c < width; ++c)
             mix.put(c, weighted(p, [&](size_t v) { return source[v].get(t, c); }));
@@ -182,6 +185,66 @@ TEST_P(RowKernel, Mix) {
           expect_row(f32, op, i, width, rms_norm(mix, doubles(norm), 1e-6));
         }
       }
+}
+
+// The first stage for many sub-layers at once, the second from its rows: the bits of the mix from the blocks,
+// whatever the tasks. Blocks of queries and rows with and without rest, widths beyond one tile.
+TEST_P(RowKernel, MixInTwoStages) {
+  for (const auto& [finished, sites] :
+       {std::pair{1, 1}, {2, 3}, {3, 8}, {4, 12}, {5, 2}, {7, 5}, {8, 12}, {63, 4}})
+    for (const int width : {37, 512, 2100})
+      for (const int tokens : {1, 7, 20})
+        for (const float size : {1.f, 1e4f}) {
+          SCOPED_TRACE(::testing::Message() << finished << " blocks, " << sites << " sub-layers, width "
+                                            << width << " tokens " << tokens << " scores of " << size);
+          Random random(finished);
+          const StepHeader step = plain_step(tokens);
+          const int row = round_up(width, 16) + 16, pad = round_up(width, 32);
+          std::vector<F32Rows> source;
+          std::vector<std::vector<float>> query;
+          for (int i = 0; i <= finished; ++i) {
+            source.emplace_back(table(), tokens, width + 5);
+            for (int t = 0; t < tokens; ++t)
+              source[i].fill(t, 0, random.normals(width, 0.1f + static_cast<float>(i)).data(), width);
+          }
+          const std::vector<float> norm = random.normals(width);
+          F32Rows bank(table(), tokens, sites * row + 16);
+          MixBankArgs b{};
+          MixArgs m{};
+          for (int i = 0; i <= finished; ++i) m.source[i] = source[i].data();
+          for (int i = 0; i < finished; ++i) b.source[i] = source[i].data();
+          for (int j = 0; j < sites; ++j) {
+            query.push_back(random.normals(width, size / std::sqrt(static_cast<float>(width))));
+            query[j].resize(round_up(width, 16), NAN);
+          }
+          for (int j = 0; j < sites; ++j) b.query[j] = query[j].data();
+          b.sources = finished, b.ld = m.ld = width + 5, b.sites = sites, b.mix_eps = m.mix_eps = 1e-5f;
+          b.width = m.width = width, b.out = bank.data(), b.ld_out = bank.ld(), b.row = row;
+          machine().run(table().mix_bank, b, step, 1, 1);
+          const F32Rows bank_one = bank;
+          bank.poison();
+          machine().run(table().mix_bank, b, step);
+          EXPECT_TRUE(bank.same_bytes(bank_one)) << "the number of tasks changed a bit";
+          for (int t = 0; t < tokens; ++t) EXPECT_TRUE(bank.untouched(t, sites * row));
+          for (int j = 0; j < sites; ++j) {
+            F32Rows mixed[2] = {{table(), tokens, width}, {table(), tokens, width}},
+                    f32[2] = {{table(), tokens, pad}, {table(), tokens, pad}};
+            OpRows op[2] = {{table(), tokens, pad}, {table(), tokens, pad}};
+            m.norm = norm.data(), m.eps = 1e-6f, m.rows = Rows::tokens, m.query = query[j].data();
+            for (const bool staged : {false, true}) {
+              MixArgs a = m;
+              a.sources = staged ? 1 : finished + 1;
+              if (staged)
+                a.source[0] = source[finished].data(), a.bank = bank.data() + j * row, a.ld_bank = bank.ld();
+              a.out_mix = mixed[staged].data(), a.out_f32 = f32[staged].data(), a.ld_f32 = pad;
+              a.out_op = op[staged].data(), a.ld_op = pad;
+              machine().run(table().mix, a, step);
+            }
+            EXPECT_TRUE(mixed[0].same_bytes(mixed[1]) && f32[0].same_bytes(f32[1]) && op[0].same_bytes(op[1]))
+                << "sub-layer " << j;
+            for (int t = 0; t < tokens; ++t) ASSERT_TRUE(std::isfinite(mixed[1].get(t, width - 1)));
+          }
+        }
 }
 
 // Hyper-connection maps and the input of a sub-layer.

@@ -45,6 +45,12 @@ static inline V operator-(V x, V y) { return {_mm256_sub_ps(x.a, y.a), _mm256_su
 static inline V operator*(V x, V y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 static inline V operator/(V x, V y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 static inline V reciprocal(V x) { return set1(1.f) / x; }
+// Past the caches, a whole line at a time: p 64-byte aligned. Another thread may read it after stores_done().
+static inline void store_past(float* p, V x) {
+  _mm256_stream_ps(p, x.a);
+  _mm256_stream_ps(p + 8, x.b);
+}
+static inline void stores_done() { _mm_sfence(); }
 static inline V fma(V x, V y, V z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 static inline V max(V x, V y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 static inline V min(V x, V y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }

@@ -27,6 +27,9 @@ static inline M first_n(int n) {
 static inline M from_bits(uint32_t b) { return {static_cast<__mmask16>(b)}; }
 static inline V load_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first_n(n).m, p); }
 static inline void store_n(float* p, V x, int n) { _mm512_mask_storeu_ps(p, first_n(n).m, x); }
+// Past the caches, a whole line at a time: p 64-byte aligned. Another thread may read it after stores_done().
+static inline void store_past(float* p, V x) { _mm512_stream_ps(p, x); }
+static inline void stores_done() { _mm_sfence(); }
 static inline V fma(V x, V y, V z) { return _mm512_fmadd_ps(x, y, z); }
 static inline V max(V x, V y) { return _mm512_max_ps(x, y); }
 static inline V min(V x, V y) { return _mm512_min_ps(x, y); }

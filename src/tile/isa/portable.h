@@ -30,6 +30,9 @@ static inline V operator-(V a, V b) { EACH a.v[i] -= b.v[i]; return a; }
 static inline V operator*(V a, V b) { EACH a.v[i] *= b.v[i]; return a; }
 static inline V operator/(V a, V b) { EACH a.v[i] /= b.v[i]; return a; }
 static inline V reciprocal(V a) { return set1(1.f) / a; }  // within 1.5 ulp, for normal a
+// Stores that other ISAs send past the caches: p 64-byte aligned, to be read after stores_done().
+static inline void store_past(float* p, V x) { store(p, x); }
+static inline void stores_done() {}
 static inline V fma(V a, V b, V c) { EACH c.v[i] += a.v[i] * b.v[i]; return c; }
 static inline V max(V a, V b) { EACH b.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return b; }
 static inline V min(V a, V b) { EACH b.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return b; }
