@@ -22,6 +22,10 @@ namespace weft {
 // How MLA layers compute prompts. automatic: expanded below the position where it stops paying, absorbed beyond.
 enum class MlaForm : uint8_t { automatic, absorbed, expanded };
 
+// How Attention Residuals are mixed: at every site from all finished blocks, or in two stages, of which the first reads
+// them once for several sites. automatic: what was measured to be faster for so many blocks and sites. Always the same bits.
+enum class MixForm : uint8_t { automatic, one_stage, two_stages };
+
 // Which tokens DSA layers attend to: those the indexer selects; all of them; or the most recent ones, as many as the
 // indexer would select. The last two leave the indexer out: they say what a selection costs and what it is worth.
 enum class DsaMode : uint8_t { sparse, dense, recent };
@@ -36,6 +40,7 @@ struct BuildOptions {
   Tier tier;
   IndexFormat index_cache = IndexFormat::operand;
   LatentFormat latent_cache = LatentFormat::operand;
+  MixForm mix = MixForm::automatic;
   bool poison = false;    // tests: the values of a step start as NaN, so that what reads the unwritten shows
 };
 

@@ -45,17 +45,21 @@ class Plain : public ResidualPath {
   Val x_;
 };
 
-// Block Attention Residuals (kimi.md 6.2): a bank of snapshots and a running prefix P. A restart pushes P itself into
-// the bank and begins a new one, so a snapshot costs no copy.
+// Block Attention Residuals (kimi.md 6.2): a bank of snapshots and a running prefix P. A restart pushes P
+// itself into the bank and begins a new one, so a snapshot costs no copy.
+//
+// Sites that see one bank can be mixed in two stages, a group of sites at a time: their sums over the bank,
+// which read each snapshot once, then P folded in at each site. The sums have one place: a group is made when
+// the one before is read.
 class AttnRes : public ResidualPath {
  public:
   explicit AttnRes(Builder& b) : b_(b) {}
   void begin() override { prefix_ = embed(b_, 1); }
 
   Normed mix(const Site& site, bool want_f32) override {
-    const std::string query = site.scope + (site.ffn ? "mlp_res" : "self_attention_res");
-    const Normed out = mix_sources(query, site.scope + site.norm, site.number(), want_f32, Rows::tokens,
-                                fmt::format("{}.{}", site.ffn ? "mlp_in" : "attn_in", site.layer));
+    if (site.number() >= last_) sum_bank(site.number());
+    const Normed out = mix_sources(site.number(), site.scope + site.norm, want_f32, Rows::tokens,
+                                   fmt::format("{}.{}", site.ffn ? "mlp_in" : "attn_in", site.layer));
     if (!site.ffn && site.layer % b_.config.attn_res_block == 0) {
       bank_.push_back(prefix_);
       prefix_ = {};
@@ -68,28 +72,70 @@ class AttnRes : public ResidualPath {
     return {prefix_, false};
   }
   void add(const Site&, const Sink&) override {}
-  Normed end() override { return mix_sources("output_attn_res", "norm", final_site(b_), true, Rows::logits, "final_mix"); }
+  Normed end() override { return mix_sources(final_site(b_), "norm", true, Rows::logits, "final_mix"); }
   Val current() const override { return prefix_; }
   int width() const override { return b_.config.hidden; }
 
  private:
-  Normed mix_sources(const std::string& query, const std::string& norm, int site, bool want_f32, Rows rows,
-                  const std::string& trace) {
+  std::string query_name(int site) const {
+    if (site == final_site(b_)) return "output_attn_res";
+    return fmt::format("layers.{}.{}", site / 2, site % 2 ? "mlp_res" : "self_attention_res");
+  }
+  Slot query(int site) {
+    if (queries_.contains(site)) return queries_[site];
     const int D = b_.config.hidden;
-    const TensorInfo& n = b_.tensor({query + "_norm.weight"}, {D});
-    const TensorInfo& p = b_.tensor({query + "_proj.weight"}, {1, D});
-    const Slot w = b_.vector(query, D, {&n, &p}, [&n, &p, D](float* out) {  // only the product matters
-      std::vector<float> other(D);
-      read_f32(n, 0, D, out);
-      read_f32(p, 0, D, other.data());
-      for (int i = 0; i < D; ++i) out[i] *= other[i];
-    });
-    const Normed out = b_.normed_rows(norm + " normed", D, want_f32, rows);
-    auto m = b_.graph.make<MixArgs>("mix", query, b_.kernels.mix);
-    m->sources = static_cast<int>(bank_.size()) + 1;
-    WEFT_CHECK(m->sources <= kMaxSources);
+    const std::string name = query_name(site);
+    const TensorInfo& n = b_.tensor({name + "_norm.weight"}, {D});
+    const TensorInfo& p = b_.tensor({name + "_proj.weight"}, {1, D});
+    return queries_[site] =
+               b_.vector(name, D, {&n, &p}, [&n, &p, D](float* out) {  // only the product matters
+                 std::vector<float> other(D);
+                 read_f32(n, 0, D, out);
+                 read_f32(p, 0, D, other.data());
+                 for (int i = 0; i < D; ++i) out[i] *= other[i];
+               });
+  }
+
+  // Rows that move for a site: n and P, against n / sites and P and the sum, which is written and read.
+  // Measured, that sum costs 1.8 (docs/design.md): with 12 sites two stages pay from 2 blocks on, with 2
+  // sites from 4.
+  bool in_two_stages(int n, int sites) const {
+    if (n == 0 || b_.options.mix == MixForm::one_stage) return false;
+    return b_.options.mix == MixForm::two_stages || n > 1.8 + static_cast<double>(n) / sites;
+  }
+
+  // The first stage of the sites from this one on, up to the next restart's attention, which still sees this
+  // bank. The last mix is of few rows and stays by itself.
+  void sum_bank(int site) {
+    const int block = b_.config.attn_res_block, D = b_.config.hidden;
+    const int left = std::min(2 * block * ((site - 1) / 2 / block + 1) + 1, final_site(b_)) - site;
+    const int groups = (left + kMaxBankSites - 1) / kMaxBankSites, sites = (left + groups - 1) / groups;
+    if (!in_two_stages(static_cast<int>(bank_.size()), sites)) return;
+    row_ = round_up(D, 16) + 16;
+    if (!sums_) sums_ = b_.f32_rows("sums of finished blocks", std::min(kMaxBankSites, 2 * block) * row_);
+    auto m = b_.graph.make<MixBankArgs>("mix_bank", query_name(site), b_.kernels.mix_bank);
+    m->sources = static_cast<int>(bank_.size()), m->ld = bank_[0].ld, m->sites = sites, m->width = D;
+    m->mix_eps = b_.config.norm_eps, m->ld_out = sums_.ld, m->row = row_;
     for (size_t i = 0; i < bank_.size(); ++i) m.at(m->source[i], bank_[i]);
-    m.at(m->source[bank_.size()], prefix_);
+    for (int i = 0; i < sites; ++i) m.at(m->query[i], query(site + i));
+    m.at(m->out, sums_);
+    m.add();
+    first_ = site, last_ = site + sites;
+  }
+
+  Normed mix_sources(int site, const std::string& norm, bool want_f32, Rows rows, const std::string& trace) {
+    const int D = b_.config.hidden;
+    const Slot w = query(site);
+    const Normed out = b_.normed_rows(norm + " normed", D, want_f32, rows);
+    auto m = b_.graph.make<MixArgs>("mix", query_name(site), b_.kernels.mix);
+    if (site >= first_ && site < last_) {
+      m.at(m->bank, Builder::view(sums_, (site - first_) * row_, row_));
+      m->ld_bank = sums_.ld;
+    } else {
+      for (const Val& snapshot : bank_) m.at(m->source[m->sources++], snapshot);
+    }
+    WEFT_CHECK(m->sources < kMaxSources);
+    m.at(m->source[m->sources++], prefix_);
     m->ld = prefix_.ld, m->width = D, m->mix_eps = b_.config.norm_eps, m->eps = b_.config.norm_eps;
     m->rows = rows, m->site = site;
     m.at(m->query, w).at(m->norm, b_.norm_weight(norm, D));
@@ -105,7 +151,10 @@ class AttnRes : public ResidualPath {
 
   Builder& b_;
   std::vector<Val> bank_;
-  Val prefix_;
+  Val prefix_, sums_;
+  std::map<int, Slot> queries_;  // by site
+  int first_ = 0, last_ = 0;     // sites that sums_ holds
+  int row_ = 0;                  // elements between two sites' sums
 };
 
 // Hyper-connections (glm5_next.md 3.1): n streams, a map read from all of them at every site.

@@ -160,6 +160,22 @@ TEST_P(Invariance, ExecModes) {
   }
 }
 
+// Attention Residuals over finished blocks at every sub-layer, and once for several of them.
+TEST_P(Invariance, MixesInTwoStages) {
+  const auto staged = rig();
+  const auto banks = [](Rig& r) {
+    const auto& nodes = r.model().parts().graph.nodes();
+    return std::count_if(nodes.begin(), nodes.end(),
+                         [](const Node& n) { return std::string(n.op) == "mix_bank"; });
+  };
+  RigOptions options;
+  options.mix = MixForm::one_stage;
+  const auto whole = rig(options);
+  EXPECT_EQ(banks(*staged) > 0, staged->model().config().residual == Residual::attn_res);
+  EXPECT_EQ(banks(*whole), 0);
+  EXPECT_TRUE(same_bits(staged->solo(ids_), whole->solo(ids_), staged->vocab()));
+}
+
 TEST_P(Invariance, ChunksOfWholePages) {
   const auto r = rig();
   const Logits whole = r->solo(ids_);

@@ -105,6 +105,7 @@ struct RigOptions {
   ExecMode exec = ExecMode::super;
   IndexFormat index_cache = IndexFormat::operand;
   LatentFormat latent_cache = LatentFormat::operand;
+  MixForm mix = MixForm::two_stages;  // tiny models have few blocks
 };
 
 class Rig {
@@ -124,6 +125,7 @@ class Rig {
     build.exec = options.exec;
     build.index_cache = options.index_cache;
     build.latent_cache = options.latent_cache;
+    build.mix = options.mix;
     build.poison = options.poison == Poison::nans;
     model_ = std::make_unique<Model>(folder, kernels, build);
     const CacheLimits limits{pages_for(options.context) * options.sequences, options.sequences,
