@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "base/check.h"
 #include "graph/executor.h"
@@ -198,6 +200,59 @@ TEST(Executor, KindsOfStepsHaveTheirOwnPlans) {
     executor.run(step.header);
     EXPECT_EQ(got[3], 3.f) << exec_name(mode);
     EXPECT_EQ(executor.stats().captures, 2);
+  }
+}
+
+constexpr int kMany = 24;
+
+// The last word: how many there are. One dawdles, so that the others are done long before it.
+void count_task(const GemmArgs& g, const Call& call) {
+  int* times = static_cast<int*>(g.out);
+  if (call.task == call.tasks / 2) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  ++times[call.task];
+  if (call.task == 0) times[kMany] = call.tasks;
+}
+// True if every task before it ran once.
+void check_tasks(const MixArgs& m, const Call& call) {
+  const int* times = reinterpret_cast<const int*>(m.source[0]);
+  const int last = times[kMany];
+  *m.out_f32 = static_cast<float>(last) * static_cast<float>(std::count(times, times + last, 1) == last) *
+               static_cast<float>(std::count(times + last, times + kMany, 0) == kMany - last);
+}
+
+// Steps in turn use and clear each other's counters; more threads than CPUs, so that some sleep.
+TEST(Executor, EveryTaskRunsOnceInEveryStep) {
+  Graph graph;
+  int times[3][kMany + 1];
+  float all[3];
+  Slot long_node[3], verdict[3];
+  for (int i = 0; i < 3; ++i) {
+    long_node[i] = graph.external("times"), verdict[i] = graph.external("verdict");
+    auto g = graph.make<GemmArgs>("gemm", "long", &count_task);
+    g->rows = Rows::logits, g->groups = kMany, g->w.n = 32, g->w.k = 1024;
+    if (i) g.at(g->a, verdict[i - 1]);
+    g.at(g->out, long_node[i]);
+    g.add();
+    auto m = graph.make<MixArgs>("mix", "check", &check_tasks);
+    m->width = 1, m->rows = Rows::tokens, m->sources = 1;
+    m.at(m->source[0], long_node[i]).at(m->out_f32, verdict[i]);
+    m.add();
+    graph.bind(long_node[i], times[i]), graph.bind(verdict[i], &all[i]);
+  }
+  graph.plan();
+  graph.patch(nullptr);
+  for (const int threads : {1, 2, 5}) {
+    Team team(threads);
+    Executor executor(team, graph, ExecMode::super);
+    for (int n = 0; n < 100; ++n) {
+      Step step;
+      step.header.logit_rows = n % 7 != 3;  // else: nothing to do
+      std::fill_n(times[0], 3 * (kMany + 1), 0);
+      executor.run(step.header);
+      const int tasks = !step.header.logit_rows ? 0 : threads == 1 ? 1 : std::min(kMany, 8 * threads);
+      for (const float got : all)
+        ASSERT_EQ(got, static_cast<float>(tasks)) << threads << " threads, step " << n;
+    }
   }
 }
 
