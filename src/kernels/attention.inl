@@ -66,7 +66,9 @@ static inline void gather(const AttentionRoom& w, const LatentRows& from, int fi
   for (int j = 0; j < whole; j += 2) pair_values(w, from.in_place(first + j), j);
   for (int j = whole; j < keys; j += 2) {
     op_t* rows = w.gathered + static_cast<size_t>(j) * w.width;
+    constexpr int kSoon = 8;
     for (int i = 0; i < 2; ++i) {
+      if (j + kSoon + i < count) from.fetch_narrow(first + j + kSoon + i);
       if (j + i < count)
         from.read(rows + i * w.width, first + j + i);
       else
