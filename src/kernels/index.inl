@@ -23,12 +23,16 @@ struct Mxfp8Keys {
   static constexpr bool kStream = false, kScales = true;
   static int width(int dim) { return round_up(dim, kStep); }
   static const K* panel(K* room, const std::byte* p, const std::byte* ahead, int width) {
-    const auto* codes = reinterpret_cast<const uint8_t*>(p);
     for (int k = 0; k < width; k += kStep) {
       if (ahead) fetch(ahead + k * kPanel);
-      expand_mxfp8(room + k * kPanel, codes + k * kPanel, codes + (width + k / kStep) * kPanel, 1);
+      expand(room, p, width, k);
     }
     return room;
+  }
+  // k [k, k + 32) of a panel
+  static void expand(K* room, const std::byte* p, int width, int k) {
+    const auto* codes = reinterpret_cast<const uint8_t*>(p);
+    expand_mxfp8(room + k * kPanel, codes + k * kPanel, codes + (width + k / kStep) * kPanel, 1);
   }
   WEFT_INLINE void fetch(const std::byte* group) {  // as LatentRows::fetch: never a call
     for (int line = 0; line < 8; ++line) __builtin_prefetch(group + 64 * line, 0, 2);
@@ -162,7 +166,7 @@ struct Mxfp8Ahead {
   bf16* room;
   int width, panel, to, base = 0, k = 0;  // to: end of the panels; base: first panel of the call
   const std::byte *codes = nullptr, *fetched = nullptr;
-  const bf16* made(int panel) const { return room + static_cast<size_t>(panel % kRoom) * width * kPanel; }
+  bf16* made(int panel) const { return room + static_cast<size_t>(panel % kRoom) * width * kPanel; }
   void ready(int p) {
     while (panel < min_int(to, base + p + 2)) expand();
   }
@@ -172,9 +176,7 @@ struct Mxfp8Ahead {
   void expand() {
     if (k == 0) codes = s.panel(panel), fetched = s.panel(min_int(panel + kAhead, to - 1));
     Mxfp8Keys::fetch(fetched + k * kPanel);
-    const auto* line = reinterpret_cast<const uint8_t*>(codes);
-    expand_mxfp8(room + (static_cast<size_t>(panel % kRoom) * width + k) * kPanel, line + k * kPanel,
-                 line + (width + k / kStep) * kPanel, 1);
+    Mxfp8Keys::expand(made(panel), codes, width, k);
     if ((k += kStep) == width) k = 0, ++panel;
   }
 };

@@ -89,9 +89,9 @@ static inline V tile_value(const float* c, int8_t) {
 
 // Products of two head tiles and two panels, in tiles or in L1.
 struct Products2x2 {
-  const float* c = nullptr;  // [2 head tiles][2 panels][16][16]
-  const float* weight;       // [32]
-  float* out;                // [tokens][kScorePanels][16], two panels of it
+  float* c = nullptr;   // [2 head tiles][2 panels][16][16]
+  const float* weight;  // [32]
+  float* out;           // [tokens][kScorePanels][16], two panels of it
   int tokens;
   bool first, last;  // of a token's heads
 };
@@ -156,7 +156,6 @@ static inline void score_groups(float* score, const ScoreQueries<Q>& s, const Sc
   const long ld = s.width * static_cast<long>(sizeof(Q));
   ScoreSums<Q> sums{kScoreHeads / together};
   int turn = 0;
-  float* to = nullptr;
   for (int t = 0; t < s.tokens; t += together)
     for (int p = 0; p < keys.panels; p += 2) {
       const Q *b0 = keys.panel[p], *b1 = p + 1 < keys.panels ? keys.panel[p + 1] : b0;
@@ -169,16 +168,16 @@ static inline void score_groups(float* score, const ScoreQueries<Q>& s, const Sc
           const int k = i * kTileK;
           tile_load<4>(a0 + k, ld);
           tile_load<6>(b0 + k * kPanel, 64);
-          product_of<0, 4, 6, Q>(to, i == 0);
+          product_of<0, 4, 6, Q>(made.c, i == 0);
           sums.template step<R, 0>(stored, i);
           tile_load<7>(b1 + k * kPanel, 64);
-          product_of<1, 4, 7, Q>(to, i == 0);
+          product_of<1, 4, 7, Q>(made.c, i == 0);
           sums.template step<R, 1>(stored, i);
           maker.step(p);
           tile_load<5>(a1 + k, ld);
-          product_of<2, 5, 6, Q>(to, i == 0);
+          product_of<2, 5, 6, Q>(made.c, i == 0);
           sums.template step<R, 2>(stored, i);
-          product_of<3, 5, 7, Q>(to, i == 0);
+          product_of<3, 5, 7, Q>(made.c, i == 0);
           sums.template step<R, 3>(stored, i);
           maker.step(p);
           if (keys.fetch && h == 0)
@@ -188,18 +187,18 @@ static inline void score_groups(float* score, const ScoreQueries<Q>& s, const Sc
             }
         }
         stored = made;
-        to = c[turn], turn ^= 1;
-        made = {to,
+        made = {c[turn],
                 s.weight + t * padded + h,
                 score + (t * kScorePanels + p) * kPanel,
                 min_int(together, s.tokens - t),
                 h == 0,
                 h + kScoreHeads >= s.heads};
+        turn ^= 1;
       }
     }
   sums.template all<8>(stored);
-  tile_store<0>(to, 64), tile_store<1>(to + 256, 64), tile_store<2>(to + 512, 64),
-      tile_store<3>(to + 768, 64);
+  tile_store<0>(made.c, 64), tile_store<1>(made.c + 256, 64), tile_store<2>(made.c + 512, 64),
+      tile_store<3>(made.c + 768, 64);
   sums.template all<8>(made);
 }
 
