@@ -67,6 +67,12 @@ class Executor {
     } turn[2];
   };
   static constexpr int kMostTasks = 1 << 15;
+  struct NodeCall {  // what running a task needs of a node
+    void (*invoke)(const void* kernel, const void* args, const Call& call);
+    const void* kernel;
+    const std::byte* args;
+    int bytes;
+  };
   struct Claim {
     int node = -1, task = 0;  // node -1: none
   };
@@ -84,6 +90,8 @@ class Executor {
   Claim claim(int& first);
   Claim wait(int& first, PerThread& mine, const StepHeader& step);
   void run_claimed(Claim claim, bool others, int thread, const StepHeader& step);
+  void complete(int node, int thread, const StepHeader& step);
+  bool follows(int node) const;
   bool ready(int node) const;
   int claims(int node) const;
   void fetch_next(int first, const StepHeader& step) const;
@@ -97,7 +105,10 @@ class Executor {
   std::vector<int> growing_;                  // nodes
   std::vector<int> starts_;                   // of a stage: first task of each of its nodes
   std::vector<uint16_t> tasks_;               // per node, in this step
+  std::vector<NodeCall> calls_;               // per node
   std::vector<int> after_, after_begin_;      // what nodes wait for, one list behind the other
+  std::vector<int> followers_;                // per node: the first that waits for it alone, or -1
+  std::vector<uint8_t> follows_;              // per node: is one
   std::unique_ptr<Progress[]> progress_;      // per node
   int turn_ = 0;                              // of this step
   std::unique_ptr<PerThread[]> threads_;

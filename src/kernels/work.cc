@@ -113,7 +113,8 @@ Cost cost(const ExpertsArgs& a, const StepHeader& s) {
   const double rows = static_cast<double>(s.tokens) * a.top_k;
   return {(weight_bytes(a.up) + weight_bytes(a.down)) * std::min<double>(a.experts, rows) +
               rows * (a.up.k * 2 + a.intermediate * 4.0 + a.width * 4),
-          2 * rows * (static_cast<double>(a.up.n) * a.up.k + static_cast<double>(a.down.n) * a.down.k)};
+          2 * rows * (static_cast<double>(a.up.n) * a.up.k + static_cast<double>(a.down.n) * a.down.k),
+          true};  // tasks share the work out between them
 }
 Cost cost(const CombineArgs& a, const StepHeader& s) { return rows_cost(s.tokens, (a.top_k + 1.0) * a.width, 2); }
 Cost cost(const CopyArgs& a, const StepHeader& s) { return rows_cost(row_count(a.rows, s), 2.0 * a.width, 0); }
@@ -167,7 +168,10 @@ int task_count(int units, const Cost& cost, int threads) {
   // threads waited 1-6 % of the products of a DSA layer of real-kimi-k31, with up to 32 it is 1 %.
   const double tasks = std::max(cost.bytes / 20e3, cost.flops / 100e3);
   const double most = std::clamp(std::min(cost.bytes / 2e6, units / 8.0), 8.0 * threads, 32.0 * threads);
-  return std::min(units, static_cast<int>(std::clamp(tasks, 1.0, cost.coarse ? threads : most)));
+  const int wanted = std::min(units, static_cast<int>(std::clamp(tasks, 1.0, cost.coarse ? threads : most)));
+  if (wanted == 0) return 0;
+  const int size = (units + wanted - 1) / wanted;  // 8 units in 6 tasks take as long as in 4
+  return (units + size - 1) / size;
 }
 
 FirstWeights first_weights(const GemmArgs& a, const StepHeader& s, int task, int tasks) {

@@ -8,7 +8,7 @@ namespace weft {
 
 struct Cost {
   double bytes = 0, flops = 0;
-  bool coarse = false;  // a finer cut repeats work: no more tasks than threads
+  bool coarse = false;  // a finer cut repeats work or gains nothing: no more tasks than threads
 };
 
 int row_count(Rows rows, const StepHeader& step);

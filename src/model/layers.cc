@@ -131,9 +131,9 @@ void kda_layer(Stack& s, const Site& site) {
   if (kda.full_rank_gate) wide.push_back({scope + "g_proj", P});
   else narrow.push_back({scope + "g_a_proj", rank});
   const Parts in = b.matrices(scope + "qkv", wide, D), low = b.matrices(scope + "f_a", narrow, D, kStep);
-  const Val qkv = b.linear(x, in, scope + "qkv", true);
-  const Val rank_rows = b.linear(x, low, scope + "f_a", true);
 
+  // The small products come first: two in a row leave a thread idle unless the large one is still to do.
+  const Val rank_rows = b.linear(x, low, scope + "f_a", true);
   const auto expand = [&](const char* name, int part) {
     const Parts up = b.matrices(scope + name, {{scope + name, P}}, rank);
     const Val out = b.op_rows(scope + name, P);
@@ -142,7 +142,9 @@ void kda_layer(Stack& s, const Site& site) {
     return out;
   };
   const Val decay = expand("f_b_proj", 0);
-  const Val gate = kda.full_rank_gate ? Builder::view(qkv, in.offset[4], P) : expand("g_b_proj", 1);
+  const Val low_gate = kda.full_rank_gate ? Val{} : expand("g_b_proj", 1);
+  const Val qkv = b.linear(x, in, scope + "qkv", true);
+  const Val gate = kda.full_rank_gate ? Builder::view(qkv, in.offset[4], P) : low_gate;
 
   const int v_stride = round_up(K, kPanel), conv_stride = round_up(3 * P, kPanel);
   const size_t state_bytes = static_cast<size_t>(H) * K * v_stride * 4;
