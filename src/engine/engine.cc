@@ -98,7 +98,7 @@ Engine::Engine(const EngineOptions& options) {
     model_->executor().trace(trace_.get());
   }
   batch_ = std::make_unique<Batch>(options.chunk, build.max_logits, options.sequences, limits_.max_tokens);
-  sampler_ = std::make_unique<Sampler>(model_->config().vocab, tokenizer_ ? tokenizer_->vocab_size() : INT32_MAX);
+  sampler_ = std::make_unique<Sampler>(*team_, model_->config().vocab, tokenizer_ ? tokenizer_->vocab_size() : INT32_MAX);
   end_tokens_ = {model_->config().stop.begin(), model_->config().stop.end()};
   if (tokenizer_)
     for (const std::string& name : chat().stops())
@@ -219,6 +219,15 @@ bool Engine::step() {
   const std::vector<Scheduled> work = schedule(jobs, *batch_);
   WEFT_CHECK(!work.empty(), "no sequence can go on");  // pages are planned for full contexts
   model_->run(batch_->header());
+  std::vector<SampleRow> rows;
+  for (const Scheduled& s : work) {
+    if (s.logit_row < 0) continue;
+    const Running& r = *by_job[s.job];
+    rows.push_back({&r.request.sampling, {model_->logits(s.logit_row), static_cast<size_t>(config().vocab)},
+                    {r.tokens, static_cast<size_t>(r.result.stats.prompt_tokens)}});
+  }
+  sampler_->sample(rows);
+  auto row = rows.begin();
   for (const Scheduled& s : work) {
     Running& r = *by_job[s.job];
     r.sequence().commit(s.tokens);
@@ -228,28 +237,23 @@ bool Engine::step() {
       r.request.on_prefill(position, r.result.stats.prompt_tokens);
     if (s.logit_row < 0) continue;
     if (r.result.output.empty()) r.sequence().checkpoint();
-    sample(r, s.logit_row, batch_->header().logit_row[s.logit_row]);
+    take_token(r, *row++, batch_->header().logit_row[s.logit_row]);
   }
   std::erase_if(running_, [](const auto& r) { return r->result.finish != Finish::none; });
   return !running_.empty() || !waiting_.empty();
 }
 
-void Engine::sample(Running& r, int logit_row, int batch_row) {
-  const int prompt = r.result.stats.prompt_tokens;
-  Sample sample;
-  try {
-    sample = sampler_->sample(r.request.sampling, {model_->logits(logit_row), static_cast<size_t>(config().vocab)},
-                              {r.tokens, static_cast<size_t>(prompt)});
-  } catch (const Error& error) {
+void Engine::take_token(Running& r, const SampleRow& row, int batch_row) {
+  if (!row.error.empty()) {
     const std::string where = model_->first_nonfinite(batch_row);
-    finish(r, Finish::error, fmt::format("{} at position {}: first NaN or Inf in {}", error.what(),
+    finish(r, Finish::error, fmt::format("{} at position {}: first NaN or Inf in {}", row.error,
                                          r.sequence().position() - 1, where.empty() ? "the output head" : where));
     *r.session = {};  // what its caches hold cannot be trusted
     return;
   }
   r.last = Clock::now();
   if (r.result.output.empty()) r.first = r.last;
-  const int32_t token = sample.token;
+  const int32_t token = row.sample.token;
   r.result.output.push_back(token);
   r.tokens.push_back(token);
   const auto ends = [token](const std::vector<int32_t>& ids) { return std::find(ids.begin(), ids.end(), token) != ids.end(); };

@@ -82,7 +82,7 @@ class Engine {
   struct Running;
   void admit();
   void begin(Running& r);
-  void sample(Running& r, int logit_row, int batch_row);
+  void take_token(Running& r, const SampleRow& row, int batch_row);
   std::string text_of(Running& r, int32_t token);
   void emit(Running& r, const std::string& text, int32_t token);
   void finish(Running& r, Finish reason, const std::string& error = "");

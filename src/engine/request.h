@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cache/sequence.h"
-#include "engine/sampler.h"
+#include "engine/sampling.h"
 
 namespace weft {
 

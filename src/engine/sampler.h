@@ -10,86 +10,50 @@
 // (speculative.md 5.5).
 #pragma once
 
-#include <cstdint>
-#include <map>
+#include <memory>
 #include <span>
+#include <string>
 #include <vector>
+
+#include "base/team.h"
+#include "engine/sampling.h"
 
 namespace weft {
 
-struct SamplingParams {
-  // Below 1e-5, as with 0: greedy, the token of the largest adjusted logit.
-  double temperature = 1.0;
-  // Only the k likeliest tokens. 0, -1 and k >= vocabulary: all.
-  int64_t top_k = 0;
-  // The smallest set of likeliest tokens that together have at least this probability; never fewer than one.
-  // 1: all.
-  double top_p = 1.0;
-  // Only tokens at least this likely relative to the likeliest. 0: all. 1: greedy.
-  double min_p = 0.0;
-  // CTRL's: logits of tokens in the prompt or the output are divided by it if positive, else multiplied. 0.01
-  // to 100.
-  double repetition_penalty = 1.0;
-  // OpenAI's, -2 to 2, over the output only: logit -= presence + frequency * (times the token was put out).
-  double presence_penalty = 0.0;
-  double frequency_penalty = 0.0;
-  std::map<int32_t, double> logit_bias = {};  // added to a token's logit; -100 to 100
-  uint64_t seed = 0;                          // who submits a request without a seed draws one
-  bool ignore_eos = false;                    // the end-of-sequence token does not end the output
-  int logprobs = -1;  // alternatives to report beside the token's own logprob; -1: no logprobs
-
-  bool greedy() const;  // the result is the maximum, whatever the seed
-
-  // UsageError naming the field, what was found and what is allowed. NaN is never allowed.
-  void validate(int vocab) const;
+// One row to sample from, and what came of it.
+struct SampleRow {
+  const SamplingParams* params;   // must have passed validate(vocab)
+  std::span<const float> logits;  // [vocab], -inf = impossible
+  History history;
+  Sample sample = {};
+  // NaN or +inf in the row, or nothing but -inf; empty if there is a sample. The caller knows, and adds,
+  // request and layer.
+  std::string error = {};
 };
 
-// What came before the token to be sampled. Under speculation: including the drafts before it.
-struct History {
-  std::span<const int32_t> tokens;  // prompt, then output
-  size_t prompt = 0;                // how many of them are the prompt
-};
-
-struct TokenLogprob {
-  int32_t token;
-  float logprob;  // natural log, of the model's own distribution: no bias, penalties, temperature or filters
-};
-
-struct Sample {
-  int32_t token = -1;
-  float logprob = 0;  // as in TokenLogprob; 0 unless params.logprobs >= 0
-  std::vector<TokenLogprob>
-      alternatives;  // the params.logprobs likeliest, likeliest first; may hold the token
-};
-
-// Scratch for one vocabulary, reused over rows and requests; keeps nothing between calls. One thread at a
+// Samples the rows of a step on the team. Every row is cut into chunks of a fixed size, and all chunks of all
+// rows are the tasks of each pass: find the largest logit; where there is a filter or logprobs, take a census
+// by likelihood; run the race. The census tells which few tokens have to be sorted. Chunks are put together
+// in their order, so a row's sample depends neither on the threads nor on other rows. As in all that a team
+// runs, subnormal numbers count as zero.
+//
+// Holds scratch for as many rows as were ever sampled at once; keeps nothing between calls. One call at a
 // time.
 class Sampler {
  public:
   // Only the first `known` tokens are ever sampled, or counted in a distribution: the rows behind pad the
   // model, and no tokenizer has text for them. They may still stand in a prompt.
-  explicit Sampler(int vocab, int known = INT32_MAX);
+  Sampler(Team& team, int vocab, int known = INT32_MAX);
+  ~Sampler();
 
-  // logits: [vocab], -inf = impossible. `params` must have passed validate(vocab).
-  // Error: NaN or +inf in the row, or nothing but -inf. The caller knows, and adds, request and layer.
-  Sample sample(const SamplingParams& params, std::span<const float> logits, const History& history);
+  void sample(std::span<SampleRow> rows);
 
  private:
-  struct Candidate {
-    float logit;  // adjusted
-    int32_t token;
-    double weight;  // probability relative to the likeliest token
-  };
+  struct Work;
 
-  std::span<const float> adjust(const SamplingParams&, std::span<const float> logits, const History&);
-  void top_k(int64_t k);
-  void top_p(double p);
-  int32_t draw(uint64_t seed, uint64_t position) const;
-
-  size_t known_;
-  std::vector<float> adjusted_;
-  std::vector<int32_t> counts_;  // [vocab], all zero between calls
-  std::vector<Candidate> candidates_;
+  Team& team_;
+  size_t vocab_, known_;
+  std::vector<std::unique_ptr<Work>> work_;  // one for each row of the largest step so far
 };
 
 }  // namespace weft

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <random>
 #include <set>
@@ -31,9 +32,25 @@ std::vector<int32_t> history_of(size_t n) {
   return std::vector<int32_t>(n, 0);
 }
 
+// A sampler for one row at a time. Error: the row's.
+class OneRow {
+ public:
+  explicit OneRow(int vocab, int known = INT32_MAX) : sampler_(team_, vocab, known) {}
+  Sample sample(const SamplingParams& params, std::span<const float> logits, const History& history) {
+    SampleRow row{&params, logits, history};
+    sampler_.sample({&row, 1});
+    if (!row.error.empty()) fail("{}", row.error);
+    return row.sample;
+  }
+
+ private:
+  Team team_{1};
+  Sampler sampler_;
+};
+
 // Tokens over `n` positions of a request that always sees the same row.
 std::vector<int32_t> draws(const SamplingParams& params, const std::vector<float>& row, int n) {
-  Sampler sampler(static_cast<int>(row.size()));
+  OneRow sampler(static_cast<int>(row.size()));
   const auto tokens = history_of(n);
   std::vector<int32_t> result;
   for (int i = 0; i < n; ++i)
@@ -113,7 +130,7 @@ TEST(Sampler, FollowsTheDistribution) {
 // Draws at one position over seeds, and pairs of neighbouring positions, are independent too.
 TEST(Sampler, SeedsAndPositionsAreIndependent) {
   const std::vector<float> row(4, 0.f);
-  Sampler sampler(4);
+  OneRow sampler(4);
   const auto tokens = history_of(2);
   std::vector<int32_t> first, pairs;
   for (uint64_t seed = 0; seed < 20000; ++seed) {
@@ -208,7 +225,7 @@ TEST(Sampler, IsAFunctionOfSeedAndPosition) {
   EXPECT_EQ(draws(params, row, 200), expected);
   EXPECT_NE(draws({.seed = 43}, row, 200), expected);
   // Another request in between, a retry, another order of positions: nothing changes.
-  Sampler sampler(100);
+  OneRow sampler(100);
   const auto tokens = history_of(200);
   for (int i = 199; i >= 0; --i) {
     sampler.sample({.top_k = 3, .repetition_penalty = 2, .seed = 5}, other, {tokens, 1});
@@ -226,7 +243,7 @@ TEST(Sampler, SeedsAreStable) {
 Sample greedy(SamplingParams params, const std::vector<float>& row, const std::vector<int32_t>& tokens,
               size_t prompt) {
   params.temperature = 0;
-  return Sampler(static_cast<int>(row.size())).sample(params, row, {tokens, prompt});
+  return OneRow(static_cast<int>(row.size())).sample(params, row, {tokens, prompt});
 }
 
 // Each case sits on both sides of the change of winner, so the strength of the penalty is tested, not just
@@ -258,7 +275,7 @@ TEST(Sampler, PenaltiesHaveTheirStrength) {
 
 TEST(Sampler, ForgetsAHistoryWithItsCall) {
   const std::vector<float> row = {1, 1.2f, 0};
-  Sampler sampler(3);
+  OneRow sampler(3);
   const std::vector<int32_t> tokens = {1, 1};
   const SamplingParams params{.temperature = 0, .repetition_penalty = 3, .frequency_penalty = 1};
   EXPECT_EQ(sampler.sample(params, row, {tokens, 0}).token, 0);
@@ -294,6 +311,16 @@ TEST(Sampler, MaskedTokensNeverComeOut) {
   EXPECT_EQ(draws({}, {0.5f}, 3), std::vector<int32_t>(3, 0));  // a vocabulary of one
 }
 
+// They count as zero, the lowest id of them wins, and it is found.
+TEST(Sampler, SubnormalsAreZeros) {
+  std::vector<float> row(9000, -1);
+  row[8999] = 1e-40f;
+  row[8500] = 1e-41f;
+  row[8600] = 0;
+  EXPECT_EQ(draws({.temperature = 0}, row, 1).front(), 8500);
+  for (const int32_t token : draws({.top_p = 1e-4, .seed = 5}, row, 20)) EXPECT_EQ(token, 8500);
+}
+
 std::string error_of(const std::function<void()>& call) {
   try {
     call();
@@ -303,7 +330,8 @@ std::string error_of(const std::function<void()>& call) {
   return "";
 }
 
-// Wherever it lies: the first and last of a register, of a block and of the row, alone and before an equal one.
+// Wherever it lies: the first and last of a register, of a block and of the row, alone and before an equal
+// one.
 TEST(Sampler, FindsTheLargestAndTheUnusableAnywhere) {
   const SamplingParams greedy{.temperature = 0};
   const auto row = random_row(10007, 3);
@@ -334,6 +362,198 @@ TEST(Sampler, RefusesRowsThatAreNoDistribution) {
               }),
               "all 2 logits are -inf: no token is possible");
   }
+}
+
+// sampler.h word for word: adjust, sort everything, cut, race.
+Sample plain(const SampleRow& in, size_t known) {
+  const SamplingParams& params = *in.params;
+  std::vector<float> row(in.logits.begin(), in.logits.end());
+  for (const auto& [token, bias] : params.logit_bias) row[token] += static_cast<float>(bias);
+  const std::set<int32_t> seen(in.history.tokens.begin(), in.history.tokens.end());
+  for (const int32_t token : seen)
+    row[token] *=
+        static_cast<float>(row[token] > 0 ? 1 / params.repetition_penalty : params.repetition_penalty);
+  std::map<int32_t, int> out;
+  for (const int32_t token : in.history.tokens.subspan(in.history.prompt)) ++out[token];
+  for (const auto& [token, times] : out)
+    row[token] -= static_cast<float>(params.presence_penalty + params.frequency_penalty * times);
+
+  const auto sorted = [&](std::span<const float> x) {
+    std::vector<int32_t> order(known);
+    std::iota(order.begin(), order.end(), 0);
+    std::erase_if(order, [&](int32_t t) { return x[t] == -kInf; });
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return x[a] > x[b]; });
+    return order;
+  };
+  std::vector<int32_t> order = sorted(row);
+  Sample result;
+  result.token = order[0];
+  if (!params.greedy()) {
+    if (params.top_k > 0) order.resize(std::min(order.size(), static_cast<size_t>(params.top_k)));
+    std::vector<double> weight;
+    for (const int32_t t : order)
+      weight.push_back(std::exp((static_cast<double>(row[t]) - row[order[0]]) / params.temperature));
+    const double total = std::accumulate(weight.begin(), weight.end(), 0.0);
+    size_t kept = 0;
+    for (double sum = 0; kept < order.size() && (params.top_p == 1 || sum < params.top_p * total);)
+      sum += weight[kept++];
+    const auto scramble = [](uint64_t x) {
+      x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+      x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+      return x ^ (x >> 31);
+    };
+    constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
+    const uint64_t key = scramble(scramble(params.seed + kGolden) + kGolden * (in.history.tokens.size() + 1));
+    double best = std::numeric_limits<double>::infinity();
+    for (size_t i = 0; i < kept; ++i) {
+      if (weight[i] == 0 || weight[i] < params.min_p) continue;
+      const double u = (static_cast<double>(scramble(key + kGolden * (order[i] + 1)) >> 12) + 0.5) * 0x1p-52;
+      const double finish = -std::log1p(-u) / weight[i];
+      if (finish < best || (finish == best && order[i] < result.token))
+        best = finish, result.token = order[i];
+    }
+  }
+  if (params.logprobs >= 0) {
+    std::vector<int32_t> own = sorted(in.logits);
+    double sum = 0;
+    for (const int32_t t : own) sum += std::exp(static_cast<double>(in.logits[t]) - in.logits[own[0]]);
+    const double normalizer = in.logits[own[0]] + std::log(sum);
+    result.logprob = static_cast<float>(in.logits[result.token] - normalizer);
+    own.resize(std::min(own.size(), static_cast<size_t>(params.logprobs)));
+    for (const int32_t t : own)
+      result.alternatives.push_back({t, static_cast<float>(in.logits[t] - normalizer)});
+  }
+  return result;
+}
+
+// Rows of every shape: `kind` chooses among ties, none, masks, one value, and spans from less than a bucket
+// to far more than all of them.
+std::vector<float> shaped_row(int vocab, int kind, std::mt19937& random) {
+  const float scale[] = {3, 3, 3, 0, 1e-3f, 100, 2.5f, 20};
+  std::normal_distribution<float> normal(0, 1);
+  std::vector<float> row(vocab);
+  for (float& x : row) {
+    x = normal(random) * scale[kind];
+    if (kind == 0) x = std::round(x * 8) / 8;
+    if (kind == 2 && random() % 3) x = -kInf;
+  }
+  if (kind == 6)
+    for (int i = 0; i < 20; ++i) row[random() % vocab] += 12;
+  row[random() % vocab] = scale[kind];  // not everything is masked
+  return row;
+}
+
+// In batches of all kinds on teams of all sizes, every row gets what the plain form gives it.
+TEST(Sampler, EqualsThePlainForm) {
+  std::mt19937 random(11);
+  const auto one_of = [&]<class T>(std::initializer_list<T> list) {
+    return list.begin()[random() % list.size()];
+  };
+  int differ_from_best = 0;
+  for (const auto& [vocab, known, rounds] : std::vector<std::array<int, 3>>{{1, 1, 4},
+                                                                            {2, 2, 8},
+                                                                            {7, 6, 40},
+                                                                            {300, 300, 60},
+                                                                            {8192, 8191, 12},
+                                                                            {8193, 8193, 12},
+                                                                            {20000, 19990, 10},
+                                                                            {163840, 163584, 3}}) {
+    for (int round = 0; round < rounds; ++round) {
+      Team team(1 + round % 4);
+      Sampler sampler(team, vocab, known);
+      constexpr int kRows = 8;
+      std::vector<std::vector<float>> logits;
+      std::vector<SamplingParams> params(kRows);
+      std::vector<std::vector<int32_t>> tokens(kRows);
+      std::vector<SampleRow> rows;
+      for (int i = 0; i < kRows; ++i) {
+        logits.push_back(shaped_row(vocab, i, random));
+        logits.back()[0] = std::max(logits.back()[0], -5.f);  // a known one that is possible
+        SamplingParams& p = params[i];
+        p.temperature = one_of({0.0, 0.02, 0.3, 1.0, 1.0, 1.7, 60.0});
+        p.top_k = one_of({0, 0, 0, 2, 40, 300, vocab / 2, vocab});
+        p.top_p = one_of({1.0, 1.0, 0.1, 0.5, 0.95, 0.9, 0.999, 0.999999999});
+        p.min_p = one_of({0.0, 0.0, 0.01, 0.2, 1e-30});
+        p.seed = random();
+        p.logprobs = std::min(vocab, one_of({-1, 0, 1, 5, 200}));
+        for (int n = random() % 60; n > 0; --n) tokens[i].push_back(random() % vocab);
+        if (random() % 2) {
+          p.repetition_penalty = one_of({1.0, 1.3, 0.8});
+          p.presence_penalty = one_of({0.0, 0.5});
+          p.frequency_penalty = one_of({0.0, 0.7, -0.3});
+          p.logit_bias[random() % vocab] = one_of({-100.0, 3.0, 8.0});
+        }
+      }
+      for (int i = 0; i < kRows; ++i)
+        rows.push_back({&params[i], logits[i], {tokens[i], tokens[i].size() / 2}});
+      sampler.sample(rows);
+      for (int i = 0; i < kRows; ++i) {
+        const SamplingParams& p = params[i];
+        SCOPED_TRACE(fmt::format("vocabulary {} round {} row {}: T {} top_k {} top_p {} min_p {} logprobs {}",
+                                 vocab, round, i, p.temperature, p.top_k, p.top_p, p.min_p, p.logprobs));
+        const Sample want = plain(rows[i], known);
+        const Sample& got = rows[i].sample;
+        ASSERT_EQ(rows[i].error, "");
+        ASSERT_EQ(got.token, want.token);
+        ASSERT_FLOAT_EQ(got.logprob, want.logprob);
+        ASSERT_EQ(got.alternatives.size(), want.alternatives.size());
+        for (size_t j = 0; j < want.alternatives.size(); ++j) {
+          ASSERT_EQ(got.alternatives[j].token, want.alternatives[j].token) << "alternative " << j;
+          ASSERT_FLOAT_EQ(got.alternatives[j].logprob, want.alternatives[j].logprob);
+        }
+        SamplingParams likeliest = p;
+        likeliest.temperature = 0;
+        SampleRow top = rows[i];
+        top.params = &likeliest;
+        differ_from_best += plain(top, known).token != got.token;
+      }
+    }
+  }
+  EXPECT_GT(differ_from_best, 300);  // the draws are no formality
+}
+
+// What is kept, and not only what happens to win, is right: at each seed another token of the set comes.
+TEST(Sampler, CutsALargeVocabularyExactly) {
+  std::mt19937 random(12);
+  Team team(2);
+  const int vocab = 30000;
+  Sampler sampler(team, vocab);
+  for (int kind = 0; kind < 8; ++kind) {
+    const std::vector<float> row = shaped_row(vocab, kind, random);
+    for (const SamplingParams& base :
+         {SamplingParams{.top_p = 0.9}, SamplingParams{.temperature = 0.7, .top_k = 50},
+          SamplingParams{.temperature = 2, .top_k = 1000, .top_p = 0.5}}) {
+      std::vector<SamplingParams> params(200, base);
+      std::vector<SampleRow> rows;
+      for (SamplingParams& p : params) {
+        p.seed = random();
+        rows.push_back({&p, row, {}});
+      }
+      sampler.sample(rows);
+      for (int i = 0; i < 200; i += kind == 0 ? 1 : 10)
+        ASSERT_EQ(rows[i].sample.token, plain(rows[i], vocab).token);
+    }
+  }
+}
+
+TEST(Sampler, ABrokenRowBreaksNoOther) {
+  Team team(3);
+  Sampler sampler(team, 20000);
+  std::vector<std::vector<float>> logits;
+  for (int i = 0; i < 5; ++i) logits.push_back(random_row(20000, i));
+  logits[1][15000] = kNan;
+  std::fill(logits[3].begin(), logits[3].end(), -kInf);
+  const SamplingParams params{.top_p = 0.9, .seed = 4, .logprobs = 2};
+  std::vector<SampleRow> rows;
+  for (const auto& row : logits) rows.push_back({&params, row, {}});
+  sampler.sample(rows);
+  EXPECT_EQ(rows[1].error, "the logit of token 15000 is NaN");
+  EXPECT_EQ(rows[3].error, "all 20000 logits are -inf: no token is possible");
+  for (const int i : {0, 2, 4}) {
+    EXPECT_EQ(rows[i].error, "");
+    EXPECT_EQ(rows[i].sample.token, plain(rows[i], 20000).token);
+  }
+  sampler.sample({});  // a step without logits
 }
 
 TEST(SamplingParams, RefuseByName) {
@@ -384,7 +604,7 @@ TEST(SamplingParams, RefuseByName) {
 TEST(Sampler, LeavesOutWhatNoTokenizerKnows) {
   const std::vector<float> row = {0, 1, 0.5f, 2, 1, 9, 3, 7};
   const std::vector<int32_t> history = {7, 5, 1};
-  Sampler sampler(8, 5);
+  OneRow sampler(8, 5);
   SamplingParams params;
   params.temperature = 0;
   EXPECT_EQ(sampler.sample(params, row, {history, 2}).token, 3);
