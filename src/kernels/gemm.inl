@@ -135,14 +135,16 @@ static inline void scale_columns(float* c, int ldc, int m, const Unit& unit) {
 }
 
 #ifdef WEFT_BF16_PRODUCT
+static inline Panels panels_of(const PackedWeight& w, const Unit& first) {
+  const auto bytes = [](const std::byte* p) { return reinterpret_cast<const uint8_t*>(p); };
+  return {bytes(first.codes), w.panel_bytes(), bytes(first.scales), w.panel_scale_bytes(), w.k_padded()};
+}
 // One row by the panels of units that follow each other: c [16 panels]. False: not a format that gains by it.
 // The rows of c behind the first are room for the row itself.
 static inline bool product_of_row(float* c, int ldc, const op_t* a, const PackedWeight& w, const Unit* unit,
                                   int units) {
   if (w.k_padded() > (kRowSuper - 1) * ldc) return false;
-  const auto bytes = [](const std::byte* p) { return reinterpret_cast<const uint8_t*>(p); };
-  const Panels panels{bytes(unit->codes), w.panel_bytes(), bytes(unit->scales), w.panel_scale_bytes(),
-                      w.k_padded()};
+  const Panels panels = panels_of(w, *unit);
   const int count = 2 * (units - 1) + unit[units - 1].panels;
   const row_t* x = row_operand(c + ldc, a, w.k_padded());
   switch (w.format) {
@@ -177,6 +179,37 @@ static inline bool product_of_row(float*, int, const float*, const PackedWeight&
 }
 #endif
 
+#ifdef WEFT_TILES
+// C [m, 32 units] for units that follow each other. False: not a narrow format, or few rows of e4m3, whose
+// scaled sums cost what expanding beside the products saves (0.86 to 1.2 of its speed, as busy as the core's
+// other thread is; Emerald Rapids).
+static inline bool product_of_narrow(float* c, int ldc, const bf16* a, int lda, int m, const PackedWeight& w,
+                                     const Unit* unit, int units, bf16* lines, float* partial) {
+  const Panels panels = panels_of(w, *unit);
+  const int count = 2 * (units - 1) + unit[units - 1].panels;
+  const auto multiply = [&]<bool kBlocks>(const auto& codes) {
+    narrow_product<kBlocks>(c, ldc, a, lda, m, panels, count, codes, lines, partial);
+    return true;
+  };
+  switch (w.format) {
+    case WeightFormat::e4m3:
+      return m > kFewRows && multiply.template operator()<true>(ByteCodes{ByteLookup(kE4m3Bytes)});
+    case WeightFormat::int8:
+      multiply.template operator()<false>(ByteCodes{ByteLookup(kInt8Bytes)});
+      for (int u = 0; u < units; ++u) scale_columns(c + u * kUnitColumns, ldc, m, unit[u]);
+      return true;
+    case WeightFormat::mxfp8:
+      return multiply.template operator()<false>(Mxfp8Codes{});
+    case WeightFormat::mxfp4:
+      return multiply.template operator()<false>(Mxfp4Codes{});
+    case WeightFormat::bf16:
+    case WeightFormat::f32:
+      return false;
+  }
+  return false;
+}
+#endif
+
 // C [m, 32 units], ldc columns, for units that share A and follow each other. k is cut so that a block of A
 // stays in L2 while the units pass over it; every element is still one chain in ascending k.
 template <class A>
@@ -184,6 +217,10 @@ static inline void product(float* c, int ldc, const A* a, int lda, int m, const 
                            const Unit* unit, int units, bf16* lines, float* partial) {
   if constexpr (sizeof(A) == sizeof(op_t))
     if (m == 1 && product_of_row(c, ldc, a, w, unit, units)) return;
+#ifdef WEFT_TILES
+  if constexpr (sizeof(A) == sizeof(op_t))
+    if (product_of_narrow(c, ldc, a, lda, m, w, unit, units, lines, partial)) return;
+#endif
   const int k = sizeof(A) == 4 ? round_up(w.k, 2) : w.k_padded();  // only tiles want whole steps
   const bool expands = w.format != WeightFormat::bf16 && (sizeof(A) == 2 || w.format != WeightFormat::f32);
   const int step = product_k_step(w, m, expands);
@@ -224,11 +261,11 @@ struct ProductScratch {
   static constexpr int kLdc = kUnitBlock * kUnitColumns + 16;  // an odd number of cache lines
   float* c;                                                    // [kRowSuper, kLdc]
   float* partial;                                              // [kRowBlock, 64]
-  bf16* lines;  // two panels of kExpandK, or four of kFewExpandK
+  bf16* lines;  // two panels of kExpandK or four of kFewExpandK, twice: those multiplied and those made
   explicit ProductScratch(Scratch& s)
       : c(s.take<float>(kRowSuper * kLdc)),
         partial(s.take<float>(kRowBlock * 2 * kUnitColumns)),
-        lines(s.take<bf16>(2 * kExpandK * kPanel)) {}
+        lines(s.take<bf16>(4 * kExpandK * kPanel)) {}
 };
 
 static inline void finish(const GemmArgs& g, const float* c, int ldc, int row0, int rows, int group, int pair,

@@ -210,6 +210,7 @@ static inline void sums16(float* out, const float* rows) {
   store(out, _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd)));
 }
 
+static inline void store_line(bf16* p, Line x) { _mm512_storeu_si512(p, x); }
 static inline void prefetch(const void* p) { __builtin_prefetch(p); }
 // A line of codes takes several to ten times as long to expand as to arrive, so the hardware's own prefetch runs too
 // close behind: 1 KB ahead (T0) is worth a fifth of bandwidth.
