@@ -116,14 +116,9 @@ void Distribution::merge_walk(size_t keep) {
     race.merge(part.race);
     list.insert(list.end(), part.list.begin(), part.list.end());
   }
-  const auto likelier = [](const Candidate& a, const Candidate& b) {
-    return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
-  };
-  if (keep < list.size()) {
-    std::nth_element(list.begin(), list.begin() + keep, list.end(), likelier);
-    list.resize(keep);
-  }
-  std::sort(list.begin(), list.end(), likelier);
+  if (keep >= list.size()) return;
+  std::nth_element(list.begin(), list.begin() + keep, list.end());
+  list.resize(keep);
 }
 
 }  // namespace weft

@@ -19,6 +19,10 @@ namespace weft {
 struct Candidate {
   float logit;
   int32_t token;
+  // Likelier first.
+  bool operator<(const Candidate& other) const {
+    return logit != other.logit ? logit > other.logit : token < other.token;
+  }
 };
 
 struct Distribution {
@@ -42,7 +46,7 @@ struct Distribution {
   void count(size_t chunk);
   void merge_census();
   void walk(size_t chunk);
-  void merge_walk(size_t keep);  // of what is listed the likeliest, in their order
+  void merge_walk(size_t keep);  // of what is listed only the likeliest, in any order
 
  private:
   struct Part {  // what one chunk contributes

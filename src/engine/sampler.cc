@@ -110,6 +110,7 @@ int32_t Sampler::Work::draw(const SamplingParams& params) {
   drawn.merge_walk(k ? params.top_k : SIZE_MAX);
   std::vector<Candidate>& list = drawn.list;
   if (params.top_p < 1) {
+    std::sort(list.begin(), list.end());
     double total = 0, sum = 0;
     if (k) {
       for (const Candidate& c : list) total += likelihood.weight(c.logit);
@@ -135,6 +136,7 @@ void Sampler::Work::report(const SamplingParams& params, Sample& sample) {
   sample.logprob = logprob(own.logits[sample.token]);
   if (params.logprobs == 0) return;
   own.merge_walk(params.logprobs);
+  std::sort(own.list.begin(), own.list.end());
   for (const Candidate& c : own.list) sample.alternatives.push_back({c.token, logprob(c.logit)});
 }
 
