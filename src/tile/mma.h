@@ -50,30 +50,29 @@ static inline void mma_block(float* c, int ldc, const typename Source::A* a, int
     for (int p = 0; p < NP; ++p) store(c + i * ldc + kPanel * (p0 + p), acc[i][p]);
 }
 
-template <int NP, class Source>
+template <int MR, int NP, class Source>
 static inline void mma_rows(float* c, int ldc, const typename Source::A* a, int lda, const Source& source,
                             int p0, int m, int k, bool accumulate) {
   int i = 0;
-  for (; i + kBlockRows <= m; i += kBlockRows)
-    mma_block<kBlockRows, NP>(c + i * ldc, ldc, a + static_cast<size_t>(i) * lda, lda, source, p0, k,
-                              accumulate);
-  if constexpr (kBlockRows > 4)
-    for (; i + 4 <= m; i += 4)
-      mma_block<4, NP>(c + i * ldc, ldc, a + static_cast<size_t>(i) * lda, lda, source, p0, k, accumulate);
-  for (; i < m; ++i)
-    mma_block<1, NP>(c + i * ldc, ldc, a + static_cast<size_t>(i) * lda, lda, source, p0, k, accumulate);
+  const auto blocks_of = [&]<int kRows>() {
+    for (; i + kRows <= m; i += kRows)
+      mma_block<kRows, NP>(c + i * ldc, ldc, a + static_cast<size_t>(i) * lda, lda, source, p0, k, accumulate);
+  };
+  blocks_of.template operator()<MR>();
+  if constexpr (MR > 4) blocks_of.template operator()<4>();
+  blocks_of.template operator()<1>();
 }
 
 template <class Source>
 static inline void mma_panels(float* c, int ldc, const typename Source::A* a, int lda, const Source& source,
                               int m, int np, int k, bool accumulate) {
   int p = 0;
-  if constexpr (kBlockRows > 4)  // few rows: as many chains as the latency of a multiplication wants
-    if (m <= 4)
-      for (; p + 4 <= np; p += 4) mma_rows<4>(c, ldc, a, lda, source, p, m, k, accumulate);
+  if (m <= kSlimRows)  // another register block: as many chains as the latency of a multiplication wants
+    for (; p + kSlimPanels <= np; p += kSlimPanels)
+      mma_rows<kSlimRows, kSlimPanels>(c, ldc, a, lda, source, p, m, k, accumulate);
   for (; p + kBlockPanels <= np; p += kBlockPanels)
-    mma_rows<kBlockPanels>(c, ldc, a, lda, source, p, m, k, accumulate);
-  for (; p < np; ++p) mma_rows<1>(c, ldc, a, lda, source, p, m, k, accumulate);
+    mma_rows<kBlockRows, kBlockPanels>(c, ldc, a, lda, source, p, m, k, accumulate);
+  for (; p < np; ++p) mma_rows<kBlockRows, 1>(c, ldc, a, lda, source, p, m, k, accumulate);
 }
 
 static inline void mma(float* c, int ldc, const float* a, int lda, const float* b, size_t panel, int ldb,

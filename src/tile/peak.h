@@ -75,7 +75,7 @@ static void peak_int8(const std::byte* data, int rounds, float* sink) {
 static void peak_fma(const std::byte* data, int rounds, float* sink) {
   const float* a = reinterpret_cast<const float*>(data);
   const V x = load(a), y = load(a + 16);
-  constexpr int kChains = kBlockRows > 4 ? 16 : 6;
+  constexpr int kChains = kBlockRows * kBlockPanels >= 16 ? 16 : 6;
   peak_chains(rounds, sink, kChains * 32, [&](V* acc) {
     for (int i = 0; i < kChains; ++i) acc[i] = fma(x, y, acc[i]);
   });

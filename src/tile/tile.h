@@ -17,7 +17,8 @@ static inline void store_n(float* p, V x, Full) {
   store(p, x);
 }
 
-static constexpr int kWidePanels = kBlockRows * kBlockPanels / 2;  // two sums of so many V fit the registers
+// Two sums of so many V fit the registers; a power of two, as heads are wide.
+static constexpr int kWidePanels = kBlockRows * kBlockPanels >= 16 ? 8 : kBlockRows * kBlockPanels >= 4 ? 2 : 1;
 
 // Part [first, last) of `total` units for a task.
 struct Slice {

@@ -7,7 +7,8 @@ struct bf16 {
 };
 using op_t = float;
 static constexpr bool kBf16Operands = false;
-static constexpr int kBlockRows = 2, kBlockPanels = 2;  // 8 accumulators + 4 weights of 16 registers
+// 12 accumulators and 2 weights of 16 registers: with 2 rows of 2 panels weights were widened for every two rows.
+static constexpr int kBlockRows = 6, kBlockPanels = 1, kSlimRows = 1, kSlimPanels = 4;
 
 struct V {
   __m256 a, b;
@@ -112,8 +113,41 @@ static inline V even(const bf16* line) { return {low8(line), low8(line + 16)}; }
 static inline V odd(const bf16* line) { return {high8(line), high8(line + 16)}; }
 
 static inline void copy_line(void* to, const void* from) { __builtin_memcpy(to, from, 64); }
+// The bf16 values of 32 codes, as their high and their low bytes: a shuffle for each sixteenth of a table.
+struct ByteLookup {
+  __m256i high[8], low[8];
+  explicit ByteLookup(const ByteTable& t) {
+    for (int i = 0; i < 8; ++i) {
+      high[i] = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(t.high + 16 * i)));
+      low[i] = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(t.low + 16 * i)));
+    }
+  }
+  void bytes(const uint8_t* codes, __m256i& h, __m256i& l) const {
+    const __m256i code = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)), sign = _mm256_set1_epi8(-128);
+    const __m256i at = _mm256_andnot_si256(sign, code);
+    h = _mm256_and_si256(sign, code);
+    l = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {  // bit 7 set, for which a shuffle gives 0, unless the code lies in this sixteenth
+      const __m256i place = _mm256_add_epi8(_mm256_xor_si256(at, _mm256_set1_epi8(static_cast<char>(16 * i))), _mm256_set1_epi8(0x70));
+      h = _mm256_or_si256(h, _mm256_shuffle_epi8(high[i], place));
+      l = _mm256_or_si256(l, _mm256_shuffle_epi8(low[i], place));
+    }
+  }
+};
 static inline void expand_e4m3_row(float* dst, const uint8_t* codes, int exponent) {
-  for (int i = 0; i < 64; ++i) dst[i] = widen(bf16{kE4m3Bf16.bits[codes[i]]}) * pow2(exponent);
+  const ByteLookup look(kE4m3Bytes);
+  const __m256 scale = _mm256_set1_ps(pow2(exponent));
+  const auto put = [&](float* to, __m128i words) {
+    _mm256_storeu_ps(to, _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16)), scale));
+  };
+  for (int i = 0; i < 64; i += 32) {
+    __m256i h, l;
+    look.bytes(codes + i, h, l);
+    const __m256i first = _mm256_unpacklo_epi8(l, h), second = _mm256_unpackhi_epi8(l, h);  // of each 128 bits
+    put(dst + i, _mm256_castsi256_si128(first)), put(dst + i + 8, _mm256_castsi256_si128(second));
+    put(dst + i + 16, _mm256_extracti128_si256(first, 1)), put(dst + i + 24, _mm256_extracti128_si256(second, 1));
+  }
 }
 // Weights of two keys as the product reads them: side by side where operands are bf16, one line after the other here.
 static inline void store_pairs(float* line, V x, V y) { store(line, x), store(line + 16, y); }
@@ -143,12 +177,15 @@ static inline V round_e4m3(V x) {
 }
 static inline void prefetch(const void* p) { __builtin_prefetch(p); }
 static inline void expand_bytes(bf16* dst, const uint8_t* line, int lines, const ByteTable& table) {
-  for (int i = 0; i < 32 * lines; ++i)
-    for (int half = 0; half < 2; ++half) {
-      const int code = line[2 * i + half], at = code & 127;
-      dst[i / 32 * 64 + i % 32 + 32 * half].bits =
-          static_cast<uint16_t>(table.high[at] << 8 | table.low[at] | (code & 128) << 8);
-    }
+  const ByteLookup look(table);
+  const __m256i upper = _mm256_set1_epi16(static_cast<short>(0xff00));
+  for (int i = 0; i < 2 * lines; ++i, line += 32) {
+    __m256i h, l;
+    look.bytes(line, h, l);
+    auto* to = reinterpret_cast<__m256i*>(dst + i / 2 * 64 + i % 2 * 16);
+    _mm256_storeu_si256(to, _mm256_or_si256(_mm256_slli_epi16(h, 8), _mm256_andnot_si256(upper, l)));
+    _mm256_storeu_si256(to + 2, _mm256_or_si256(_mm256_and_si256(upper, h), _mm256_srli_epi16(l, 8)));
+  }
 }
 // (191 - e) in the exponent of both lanes of columns 8 half .. 8 half + 7
 static inline __m256i scale_steps(const uint8_t* e8m0, int half) {

@@ -10,7 +10,7 @@ struct bf16 {
 using op_t = bf16;
 static constexpr bool kBf16Operands = true;
 // 16 accumulators: 12 x 2, 16 x 1 and more rows lost 5-15 % on Zen 4.
-static constexpr int kBlockRows = 8, kBlockPanels = 2;
+static constexpr int kBlockRows = 8, kBlockPanels = 2, kSlimRows = 4, kSlimPanels = 4;
 
 using V = __m512;
 struct M {

@@ -9,7 +9,7 @@ struct bf16 {
 };
 using op_t = float;  // operand type of the matrix product
 static constexpr bool kBf16Operands = false;
-static constexpr int kBlockRows = 2, kBlockPanels = 1;  // register block of mma: 2 x 16 lanes = 8 SSE registers
+static constexpr int kBlockRows = 2, kBlockPanels = 1, kSlimRows = 1, kSlimPanels = 2;  // register block of mma: 2 x 16 lanes = 8 SSE registers
 
 struct V {
   float v[16];
