@@ -180,9 +180,8 @@ static inline bool product_of_row(float*, int, const float*, const PackedWeight&
 #endif
 
 #ifdef WEFT_TILES
-// C [m, 32 units] for units that follow each other. False: not a narrow format, or few rows of e4m3, whose
-// scaled sums cost what expanding beside the products saves (0.86 to 1.2 of its speed, as busy as the core's
-// other thread is; Emerald Rapids).
+// C [m, 32 units] for units that follow each other. False: not a narrow format, or few rows of e4m3: there
+// this takes 0.8 to 1.19 of the time, the less the busier the core's other thread (Emerald Rapids).
 static inline bool product_of_narrow(float* c, int ldc, const bf16* a, int lda, int m, const PackedWeight& w,
                                      const Unit* unit, int units, bf16* lines, float* partial) {
   const Panels panels = panels_of(w, *unit);

@@ -70,8 +70,7 @@ struct LinesAhead {
   inline __attribute__((always_inline)) void finish() {
     while (left > 0) expand<Codes::kGroup / 4>();
   }
-  // Beside one step of tile products. All in one go: a quarter behind every tile product lost 3-8 %, for a
-  // tile's loads wait for the stores before them.
+  // Beside one step of tile products. All in one go: a quarter behind every tile product lost up to 7 %.
   template <int kLines>
   inline __attribute__((always_inline)) void share() {
     if (left >= kLines)
@@ -179,8 +178,8 @@ struct NarrowProduct {
       ahead.template share<kShare>();
     }
   }
-  // C (+)= scale part, of a block whose tiles are stored. All of it at once: two rows behind every tile
-  // product lost 13 %.
+  // C (+)= scale part, of a block whose tiles are stored. All in one go: two rows behind every tile product
+  // lost 12 %.
   inline __attribute__((always_inline)) void add_scaled(float* to, const float* part, int rows,
                                                         const Turn& t) const {
     V scale[NT];
