@@ -154,9 +154,11 @@ static inline V dot_pair(V acc, const bf16* a, Line line) {
   return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair)), reinterpret_cast<__m512bh>(line));
 }
 // acc[c] += four unsigned bytes of a times four signed ones of b, in int32. As assembly: GCC 12 spills accumulators that
-// start from one value (2.6 times slower).
+// start from one value (2.6 times slower). On a copy: an operand that is an array's element keeps the array in memory.
 static inline void dot_quads(Line& acc, Line a, Line b) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+  Line sum = acc;
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  acc = sum;
 }
 static inline void store(bf16* p, V x, V y) {  // 32 values
   _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(y, x)));
