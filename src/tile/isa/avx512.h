@@ -166,10 +166,11 @@ static inline void store(bf16* p, V x, V y) {  // 32 values
 // The same with signed lines: 128 is added to them here and taken off in the first value of acc.
 static inline Line ints(int32_t x) { return _mm512_set1_epi32(x); }
 static inline Line biased_line(const int8_t* p) { return _mm512_xor_si512(raw(p), _mm512_set1_epi8(-128)); }
-static inline void dot_quad(Line& acc, Line biased, const int8_t* a) {
+static inline Line dot_quad(Line acc, Line biased, const int8_t* a) {
   int quad;
   __builtin_memcpy(&quad, a, 4);
   dot_quads(acc, biased, _mm512_set1_epi32(quad));
+  return acc;
 }
 static inline V to_float(Line x) { return _mm512_cvtepi32_ps(x); }
 static inline V load_int(const float* p) { return _mm512_cvtepi32_ps(raw(p)); }
