@@ -4,7 +4,7 @@
 // Every pass runs down the tokens of a chunk for 16 channels at a time: weights and the convolution's window
 // stay in registers, and each line of the projections is read once.
 
-// Rows of one chunk, `ld` floats apart. ld is no multiple of 64: rows one L1 set apart would evict each
+// Rows of one chunk, `ld` floats apart, with zeros in q, k and v up to a multiple of 16. ld is no multiple of 64: rows one L1 set apart would evict each
 // other.
 struct KdaRows {
   float *q, *k, *v;  // after conv, SiLU and L2
@@ -29,11 +29,22 @@ struct KdaSource {
   bool more() const { return first + n + kPageTokens <= span.length; }
 };
 
+static constexpr int kOpLine = 64 / static_cast<int>(sizeof(op_t));
+
+// f(c, lanes) for each 16 of `dim` channels. Whole blocks without a mask: on Zen 4 masked loads and stores of bf16 took
+// as long as the functions between them.
+template <class F>
+static inline void each_block(int dim, const F& f) {
+  int c = 0;
+  for (; c + 16 <= dim; c += 16) f(c, Full{});
+  if (c < dim) f(c, dim - c);
+}
+
 // Convolution and SiLU of 16 channels down the tokens of a chunk, four at a time. lane(row) reads them from a
 // row; w: weights; x: the kTaps - 1 rows before.
-template <int kTaps, class Left, class Lane, class Open>
+template <int kTaps, class Lane, class Open>
 WEFT_INLINE void conv_tokens(float* out, int ld, const KdaSource& s, const op_t* in, const V (&w)[kTaps],
-                             V (&x)[kTaps + 3], Left left, bool fetch, const Lane& lane,
+                             V (&x)[kTaps + 3], bool fetch, const Lane& lane,
                              const Open& sigmoids) {
   constexpr int kBefore = kTaps - 1;
   const size_t step = s.a.ld_qkv;
@@ -50,7 +61,7 @@ WEFT_INLINE void conv_tokens(float* out, int ld, const KdaSource& s, const op_t*
       open[t] = sum[t];
     }
     sigmoids(open);
-    for (int t = 0; t < kN; ++t) store_n(out + static_cast<size_t>(i + t) * ld, sum[t] * open[t], left);
+    for (int t = 0; t < kN; ++t) store(out + static_cast<size_t>(i + t) * ld, sum[t] * open[t]);
     for (int tap = 0; tap < kBefore; ++tap) x[tap] = x[tap + kN];
     in += kN * step;
   };
@@ -64,7 +75,7 @@ template <int kTaps, class Open>
 static inline void conv_columns(float* out, int ld, const KdaSource& s, int source, int channel, int dim,
                                 const Open& sigmoids) {
   const KdaArgs& a = s.a;
-  constexpr int kBefore = kTaps - 1, kLine = 64 / static_cast<int>(sizeof(op_t));
+  constexpr int kBefore = kTaps - 1;
   const auto columns = [&](int c, auto left) {
     V w[kTaps], x[kBefore + 4];
     const auto lane = [&](const op_t* row) { return load_n(row, left); };
@@ -77,11 +88,9 @@ static inline void conv_columns(float* out, int ld, const KdaSource& s, int sour
                    ? lane(in - (kBefore - tap) * static_cast<size_t>(a.ld_qkv))
                    : load_n(s.tail + static_cast<size_t>(row + kBefore) * a.conv_stride + channel + c, left);
     }
-    conv_tokens<kTaps>(out + c, ld, s, in, w, x, left, s.more() && c % kLine == 0, lane, sigmoids);
+    conv_tokens<kTaps>(out + c, ld, s, in, w, x, s.more() && c % kOpLine == 0, lane, sigmoids);
   };
-  int c = 0;
-  for (; c + 16 <= dim; c += 16) columns(c, Full{});
-  if (c < dim) columns(c, dim - c);
+  each_block(dim, columns);
 }
 // f(Count<taps>)
 template <class F>
@@ -105,7 +114,7 @@ static inline void conv_silu(float* out, int ld, const KdaSource& s, int source,
 
 static inline void l2_normalise(float* x, int dim, float scale) {
   const V factor = set1(rsqrt(sum_squares(x, dim) + 1e-6f) * scale);
-  for (int c = 0; c < dim; c += 16) store_n(x + c, load_n(x + c, dim - c) * factor, dim - c);
+  for (int c = 0; c < dim; c += 16) store(x + c, load(x + c) * factor);
 }
 
 // exp(g) of gates x: g = lowest sigmoid(slope x) or -slope softplus(x)
@@ -125,22 +134,26 @@ static inline void kda_decays(float* alpha, int ld, const KdaSource& s, int dim)
   const KdaArgs& a = s.a;
   const size_t channel = static_cast<size_t>(s.head) * a.key_dim, step = a.ld_decay;
   const V slope = set1(a.slope[s.head]), lowest = set1(a.lower_bound);
-  for (int c = 0; c < dim; c += 16) {
-    const int left = dim - c;
+  const auto columns = [&](int c, auto left) {
     const V bias = load_n(a.bias + channel + c, left);
     const op_t* in = static_cast<const op_t*>(a.decay) + s.token(0) * step + channel + c;
+    const bool fetch = s.more() && c % kOpLine == 0;
     const auto tokens = [&](auto count, int i) {
       constexpr int kN = decltype(count)::value;
       V g[kN];
-      for (int t = 0; t < kN; ++t) g[t] = load_n(in + t * step, left) + bias;
+      for (int t = 0; t < kN; ++t) {
+        if (fetch) __builtin_prefetch(in + (t + kPageTokens) * step, 0, 2);
+        g[t] = load_n(in + t * step, left) + bias;
+      }
       kda_alphas(g, a.bounded, slope, lowest);
-      for (int t = 0; t < kN; ++t) store_n(alpha + static_cast<size_t>(i + t) * ld + c, g[t], left);
+      for (int t = 0; t < kN; ++t) store(alpha + static_cast<size_t>(i + t) * ld + c, g[t]);
       in += kN * step;
     };
     int i = 0;
     for (; i + 4 <= s.n; i += 4) tokens(Count<4>{}, i);
     for (; i < s.n; ++i) tokens(Count<1>{}, i);
-  }
+  };
+  each_block(dim, columns);
 }
 
 static inline void kda_betas(const KdaRows& r, const KdaSource& s) {
@@ -179,23 +192,29 @@ static inline void kda_outputs(const KdaSource& s, const float* o, int ld) {
   const KdaArgs& a = s.a;
   const int V_ = a.value_dim;
   const size_t column = static_cast<size_t>(s.head) * V_;
+  const bool more = s.more();
   for (int i = 0; i < s.n; ++i, o += ld) {
     const op_t* gate = static_cast<const op_t*>(a.gate) + s.token(i) * a.ld_gate + column;
     op_t* out = static_cast<op_t*>(a.out) + s.token(i) * a.ld_out + column;
     const V factor = set1(rsqrt(sum_squares(o, V_) / static_cast<float>(V_) + a.norm_eps));
-    const auto columns = [&](auto count, int c) {
+    const auto columns = [&](auto count, int c, auto left) {
       constexpr int kN = decltype(count)::value;
       V open[kN];
-      for (int p = 0; p < kN; ++p) open[p] = load_n(gate + c + 16 * p, V_ - c - 16 * p);
+      for (int p = 0; p < kN; ++p) {
+        if (more && (c + 16 * p) % kOpLine == 0)
+          __builtin_prefetch(gate + c + 16 * p + kPageTokens * static_cast<size_t>(a.ld_gate), 0, 2);
+        open[p] = load_n(gate + c + 16 * p, left);
+      }
       sigmoid_each(open);
       for (int p = 0; p < kN; ++p) {
-        const int at = c + 16 * p, left = V_ - at;
-        store_n(out + at, load_n(o + at, left) * factor * load_n(a.norm + at, left) * open[p], left);
+        const int at = c + 16 * p;
+        store_n(out + at, load(o + at) * factor * load_n(a.norm + at, left) * open[p], left);
       }
     };
     int c = 0;
-    for (; c + 64 <= V_; c += 64) columns(Count<4>{}, c);
-    for (; c < V_; c += 16) columns(Count<1>{}, c);
+    for (; c + 64 <= V_; c += 64) columns(Count<4>{}, c, Full{});
+    for (; c + 16 <= V_; c += 16) columns(Count<1>{}, c, Full{});
+    if (c < V_) columns(Count<1>{}, c, V_ - c);
   }
   kda_padding(s);
 }

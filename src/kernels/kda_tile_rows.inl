@@ -27,7 +27,7 @@ static inline void kda_conv_line(float* out, int ld, const KdaSource& s, int sou
         x[tap] = row >= 0 ? lane(in - (kBefore - tap) * static_cast<size_t>(a.ld_qkv))
                           : lane(s.tail + static_cast<size_t>(row + kBefore) * a.conv_stride + channel);
       }
-      conv_tokens<kTaps>(out + half, ld, s, in, w, x, Full{}, half == 0 && s.more(), lane,
+      conv_tokens<kTaps>(out + half, ld, s, in, w, x, half == 0 && s.more(), lane,
                          [](auto& open) { sigmoid_lookup(open); });
     });
   });

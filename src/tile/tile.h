@@ -13,7 +13,8 @@ template <class T>
 static inline V load_n(const T* p, Full) {
   return load(p);
 }
-static inline void store_n(float* p, V x, Full) {
+template <class T>
+static inline void store_n(T* p, V x, Full) {
   store(p, x);
 }
 
@@ -44,6 +45,13 @@ template <class T>
 static inline void clear(T* p, int from, int to) {
   for (int i = from; i < to; ++i) p[i] = T{};
 }
+
+#ifndef WEFT_BF16_PRODUCT
+// out[i] = sum of the lanes of row i of 16
+static inline void sums16(float* out, const float* rows) {
+  for (int i = 0; i < 16; ++i) out[i] = hsum(load(rows + 16 * i));
+}
+#endif
 
 template <class T>
 static inline void copy_row(T* to, const T* from, int n) {  // n a multiple of 32
