@@ -52,9 +52,17 @@ struct AttentionRoom {
 // Values as products want them: pairs of rows beside each other in bf16, the rows themselves in f32.
 template <class Op>
 static inline void pair_values(const AttentionRoom& w, const Op* pair, int j) {
-  if constexpr (sizeof(Op) == 2)
-    for (int c = 0; c < w.value_width; c += kPanel)
+  if constexpr (sizeof(Op) == 2) {
+    int c = 0;
+#ifdef WEFT_FETCHING_PRODUCT
+    for (; c + 2 * kPanel <= w.value_width; c += 2 * kPanel) {
+      Op* line = w.lines + c / kPanel * w.line_panel + j * kPanel;
+      interleave(line, line + w.line_panel, pair + c, pair + w.width + c);
+    }
+#endif
+    for (; c < w.value_width; c += kPanel)
       interleave(w.lines + c / kPanel * w.line_panel + j * kPanel, pair + c, pair + w.width + c);
+  }
 }
 
 // Keys [0, keys) of a block that starts at list position `first` and has `count` of them; zeros behind.
@@ -191,6 +199,7 @@ static inline void pack_queries(const AttentionArgs& a, const AttentionRoom& w, 
       clear(q, a.latent + a.rope, w.width);
       at[i] = q;
     }
+    if (half_panel(rows)) __builtin_memcpy(at + 8, at, 8 * sizeof(at[0]));
     pack_keys(w.q + static_cast<size_t>(panel) * w.width, at, w.width);
   }
 }
@@ -206,13 +215,24 @@ static inline void attend_segment(const AttentionArgs& a, const StepHeader& step
     const int count = min_int(kListBlock, to - first), keys = round_up(count, kChunk);
     const int whole = rows.straight() ? count / kChunk * kChunk : 0;
     gather(w, rows, first, count, keys, whole);
-    int ahead = first + kListBlock;  // rows of the next block, fetched while this one is scored
+    // The rows of the next block are fetched while this one is scored.
+#ifdef WEFT_FETCHING_PRODUCT
+    const bool half = half_panel(tokens * heads);
+    RowsAhead ahead(rows, first + kListBlock, kListBlock, end,
+                    keys / kChunk * key_products(kChunk, w.rows / kPanel, half));
+    for (int j = 0; j < keys; j += kChunk)
+      mma_keys_beside(w.s + static_cast<size_t>(j) * w.rows, w.rows,
+                      j < whole ? rows.in_place(first + j) : w.gathered + static_cast<size_t>(j) * w.width,
+                      w.q, kChunk, w.rows / kPanel, w.width, half, ahead);
+#else
+    int ahead = first + kListBlock;
     const int ahead_end = min_int(end, ahead + kListBlock), share = kListBlock / (keys / kChunk);
     for (int j = 0; j < keys; j += kChunk) {
       for (const int stop = min_int(ahead_end, ahead + share); ahead < stop; ++ahead) rows.fetch(ahead);
       score_chunk(w, j < whole ? rows.in_place(first + j) : w.gathered + static_cast<size_t>(j) * w.width,
                   w.s + static_cast<size_t>(j) * w.rows);
     }
+#endif
     for (int r = 0; r < w.rows; ++r) {
       const int token = min_int(r, tokens * heads - 1) / heads;
       w.seen[r] =
@@ -222,7 +242,7 @@ static inline void attend_segment(const AttentionArgs& a, const StepHeader& step
     Softmax softmax{w, a, w.seen, keys, 0, min_int(2, panels)};
     softmax.finish();
     for (int p = 0; p < panels; p += 2) {
-      const int n = min_int(2, panels - p) * kPanel;
+      const int n = product_rows(min_int(2, panels - p) * kPanel, tokens * heads - p * kPanel);
       if (first > from) scale_values(w, p * kPanel, n);
       softmax.end = min_int(p + 4, panels);
       add_values(w, w.p, p * kPanel, n, keys, softmax);

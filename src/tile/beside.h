@@ -39,12 +39,100 @@ static inline void mma_beside(float* c, int ldc, const bf16* a, int lda, const b
 
 #elif defined(WEFT_BF16_PRODUCT)
 
-// One kind of unit does both here.
+#define WEFT_FETCHING_PRODUCT 1  // mma_keys_beside
+
+// One kind of unit does both here. Not inline: its caller needs all registers for itself.
+[[gnu::noinline]] static void mma_apart(float* c, int ldc, const bf16* a, int lda, const bf16* b,
+                                        size_t panel, int m, int np, int k, bool accumulate) {
+  mma(c, ldc, a, lda, b, panel, m, np, k, accumulate);
+}
 template <class Side>
 static inline void mma_beside(float* c, int ldc, const bf16* a, int lda, const bf16* b, size_t panel, int m,
                               int np, int k, bool accumulate, Side& side) {
-  mma(c, ldc, a, lda, b, panel, m, np, k, accumulate);
+  mma_apart(c, ldc, a, lda, b, panel, m, np, k, accumulate);
   side.finish();
 }
 
+// C [m, 16 np] = A B as mma, m a multiple of 8 and k of 32, with fetches between its steps.
+template <int NP, class Side>
+[[gnu::noinline]] static void mma_fetching(float* c, int ldc, const bf16* a, int lda, const bf16* b,
+                                           size_t panel, int k, Side& side) {
+  side.begin();
+  V acc[8][NP];
+  for (int i = 0; i < 8; ++i)
+    for (int p = 0; p < NP; ++p) acc[i][p] = zero();
+  for (int step = 0; step < k; step += kStep) {
+    side.step(step / kStep);
+    for (int kk = step; kk < step + kStep; kk += 2) {
+      Line line[NP];
+      for (int p = 0; p < NP; ++p) line[p] = load_line(b + p * panel + kk * kPanel);
+      for (int i = 0; i < 8; ++i)
+        for (int p = 0; p < NP; ++p) acc[i][p] = dot_pair(acc[i][p], a + i * lda + kk, line[p]);
+    }
+  }
+  for (int i = 0; i < 8; ++i)
+    for (int p = 0; p < NP; ++p) store(c + i * ldc + kPanel * p, acc[i][p]);
+}
+
+// C [32, 8] = A B, where B holds its 8 columns twice: a register takes two rows of A.
+template <int kWidth, class Side>
+[[gnu::noinline]] static void mma_half(float* c, int ldc, const bf16* a, int lda, const bf16* b, Side& side) {
+  const int width = kWidth ? kWidth : lda;
+  side.begin();
+  V acc[16];
+  for (int i = 0; i < 16; ++i) acc[i] = zero();
+  for (int step = 0; step < width; step += kStep) {
+    side.step(step / kStep);
+    for (int k = step; k < step + kStep; k += 2) {
+      const Line line = load_line(b + k * kPanel);
+      for (int i = 0; i < 16; ++i)
+        acc[i] = dot_pairs(acc[i], a + 2 * i * width + k, a + (2 * i + 1) * width + k, line);
+    }
+  }
+  for (int i = 0; i < 16; ++i) store_halves(c + 2 * i * ldc, c + (2 * i + 1) * ldc, acc[i]);
+}
+
+// As mma_keys, m a multiple of 32.
+template <class Side>
+static inline void mma_keys_beside(float* c, int ldc, const bf16* a, const bf16* b, int m, int np, int width,
+                                   bool half, Side& side) {
+  const size_t panel = static_cast<size_t>(width) * kPanel;
+  if (half) {
+    for (int i = 0; i < m; i += 32)
+      width == 576 ? mma_half<576>(c + i * ldc, ldc, a + i * width, width, b, side)
+                   : mma_half<0>(c + i * ldc, ldc, a + i * width, width, b, side);
+    return;
+  }
+  for (int p = 0; p < np; p += 2)
+    for (int i = 0; i < m; i += 8)
+      if (np - p > 1)
+        mma_fetching<2>(c + i * ldc + kPanel * p, ldc, a + i * width, width, b + panel * p, panel, width,
+                        side);
+      else
+        mma_fetching<1>(c + i * ldc + kPanel * p, ldc, a + i * width, width, b + panel * p, panel, width,
+                        side);
+}
+// What mma_keys_beside is made of, for its side to share itself out.
+static inline int key_products(int m, int np, bool half) {
+  return half ? m / 32 : m / 8 * ((np + 1) / 2);
+}
+
+#endif
+
+// Whether rows stand twice in their panel, and how many of `padded` rows a product has to write when so many
+// are used.
+#ifdef WEFT_FETCHING_PRODUCT
+static inline bool half_panel(int rows) {
+  return rows <= kPanel / 2;
+}
+static inline int product_rows(int padded, int used) {
+  return min_int(padded, used);
+}
+#else
+static inline bool half_panel(int) {
+  return false;
+}
+static inline int product_rows(int padded, int) {
+  return padded;
+}
 #endif

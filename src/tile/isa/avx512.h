@@ -153,6 +153,16 @@ static inline V dot_pair(V acc, const bf16* a, Line line) {
   __builtin_memcpy(&pair, a, 4);
   return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair)), reinterpret_cast<__m512bh>(line));
 }
+// acc[c] += a[0] line[c][0] + a[1] line[c][1], with b in the upper half
+static inline V dot_pairs(V acc, const bf16* a, const bf16* b, Line line) {
+  int low, high;
+  __builtin_memcpy(&low, a, 4), __builtin_memcpy(&high, b, 4);
+  const __m512i pair = _mm512_mask_set1_epi32(_mm512_set1_epi32(low), 0xff00, high);
+  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(pair), reinterpret_cast<__m512bh>(line));
+}
+static inline void store_halves(float* low, float* high, V x) {
+  _mm256_storeu_ps(low, _mm512_castps512_ps256(x)), _mm256_storeu_ps(high, _mm512_extractf32x8_ps(x, 1));
+}
 // acc[c] += four unsigned bytes of a times four signed ones of b, in int32. As assembly: GCC 12 spills accumulators that
 // start from one value (2.6 times slower). On a copy: an operand that is an array's element keeps the array in memory.
 static inline void dot_quads(Line& acc, Line a, Line b) {
@@ -186,6 +196,16 @@ static inline void interleave(bf16* line, const bf16* row0, const bf16* row1) {
   const __m512i y = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row1)));
   _mm512_storeu_si512(line, _mm512_or_si512(x, _mm512_slli_epi32(y, 16)));
 }
+#ifndef WEFT_TILES
+// 32 columns: one look-up in both rows for each line. On Intel that is three turns of the one shuffle port.
+static inline void interleave(bf16* line0, bf16* line1, const bf16* row0, const bf16* row1) {
+  const __m512i low = _mm512_cvtepu16_epi32(_mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  const __m512i at = _mm512_or_si512(low, _mm512_slli_epi32(_mm512_add_epi32(low, _mm512_set1_epi32(32)), 16));
+  const __m512i x = raw(row0), y = raw(row1);
+  _mm512_storeu_si512(line0, _mm512_permutex2var_epi16(x, at, y));
+  _mm512_storeu_si512(line1, _mm512_permutex2var_epi16(x, _mm512_add_epi16(at, _mm512_set1_epi16(16)), y));
+}
+#endif
 
 // The same from f32. In integers: cvtne2ps and a permute would take three turns of the one shuffle port. Ties away
 // from zero.
