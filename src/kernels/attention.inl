@@ -57,7 +57,9 @@ static inline void pair_values(const AttentionRoom& w, const Op* pair, int j) {
 #ifdef WEFT_FETCHING_PRODUCT
     for (; c + 2 * kPanel <= w.value_width; c += 2 * kPanel) {
       Op* line = w.lines + c / kPanel * w.line_panel + j * kPanel;
-      interleave(line, line + w.line_panel, pair + c, pair + w.width + c);
+      Line line0, line1;
+      pair_lines(line0, line1, pair + c, pair + w.width + c);
+      store_line(line, line0), store_line(line + w.line_panel, line1);
     }
 #endif
     for (; c < w.value_width; c += kPanel)
@@ -70,8 +72,8 @@ static inline void pair_values(const AttentionRoom& w, const Op* pair, int j) {
 // products wait for that.)
 // The first `whole` stay where they lie.
 static inline void gather(const AttentionRoom& w, const LatentRows& from, int first, int count, int keys,
-                          int whole) {
-  for (int j = 0; j < whole; j += 2) pair_values(w, from.in_place(first + j), j);
+                          int whole, bool paired) {
+  for (int j = 0; j < whole && paired; j += 2) pair_values(w, from.in_place(first + j), j);
   for (int j = whole; j < keys; j += 2) {
     op_t* rows = w.gathered + static_cast<size_t>(j) * w.width;
     constexpr int kSoon = 8;
@@ -82,7 +84,7 @@ static inline void gather(const AttentionRoom& w, const LatentRows& from, int fi
       else
         __builtin_memset(rows + i * w.width, 0, w.width * sizeof(op_t));
     }
-    pair_values(w, rows, j);
+    if (paired) pair_values(w, rows, j);
   }
 }
 
@@ -214,12 +216,13 @@ static inline void attend_segment(const AttentionArgs& a, const StepHeader& step
   for (int first = from; first < to; first += kListBlock) {
     const int count = min_int(kListBlock, to - first), keys = round_up(count, kChunk);
     const int whole = rows.straight() ? count / kChunk * kChunk : 0;
-    gather(w, rows, first, count, keys, whole);
+    const bool paired = !rows_as_values(tokens * heads, w.value_width);
+    gather(w, rows, first, count, keys, whole, paired);
     // The rows of the next block are fetched while this one is scored.
 #ifdef WEFT_FETCHING_PRODUCT
     const bool half = half_panel(tokens * heads);
-    RowsAhead ahead(rows, first + kListBlock, kListBlock, end,
-                    keys / kChunk * key_products(kChunk, w.rows / kPanel, half));
+    const int products = keys / kChunk * key_products(kChunk, w.rows / kPanel, half);
+    RowsAhead ahead(rows, first + kListBlock, kListBlock, end, products);
     for (int j = 0; j < keys; j += kChunk)
       mma_keys_beside(w.s + static_cast<size_t>(j) * w.rows, w.rows,
                       j < whole ? rows.in_place(first + j) : w.gathered + static_cast<size_t>(j) * w.width,
@@ -245,6 +248,15 @@ static inline void attend_segment(const AttentionArgs& a, const StepHeader& step
       const int n = product_rows(min_int(2, panels - p) * kPanel, tokens * heads - p * kPanel);
       if (first > from) scale_values(w, p * kPanel, n);
       softmax.end = min_int(p + 4, panels);
+#ifdef WEFT_FETCHING_PRODUCT
+      if (!paired) {
+        const op_t* piece[kListBlock / kChunk];
+        for (int j = 0; j < keys; j += kChunk)
+          piece[j / kChunk] = j < whole ? rows.in_place(first + j) : w.gathered + j * w.width;
+        mma_row_values(w.o, w.ld_o, w.p, w.ld_p, piece, w.width, n, w.value_width, keys);
+        continue;
+      }
+#endif
       add_values(w, w.p, p * kPanel, n, keys, softmax);
     }
   }

@@ -74,7 +74,8 @@ template <int NP, class Side>
     for (int p = 0; p < NP; ++p) store(c + i * ldc + kPanel * p, acc[i][p]);
 }
 
-// C [32, 8] = A B, where B holds its 8 columns twice: a register takes two rows of A.
+// C [32, 8] = A B, where B holds its 8 columns twice: a register takes two rows of A. 1.5 cycles a product, for
+// the broadcasts into half a register are instructions too; with idle lanes it is 2.3.
 template <int kWidth, class Side>
 [[gnu::noinline]] static void mma_half(float* c, int ldc, const bf16* a, int lda, const bf16* b, Side& side) {
   const int width = kWidth ? kWidth : lda;
@@ -90,6 +91,32 @@ template <int kWidth, class Side>
     }
   }
   for (int i = 0; i < 16; ++i) store_halves(c + 2 * i * ldc, c + (2 * i + 1) * ldc, acc[i]);
+}
+
+// C [m, columns] += P V, m rounded up to 8; V are rows as they lie, in pieces of 32. What pairs them has
+// company here; writing lines and reading them back took a fifth of the time of 8 heads over 32K keys.
+[[gnu::noinline]] static void mma_row_values(float* c, int ldc, const bf16* p, int ldp,
+                                             const bf16* const* piece, int ld, int m, int columns,
+                                             int keys) {
+  for (int r = 0; r < m; r += 8, c += 8 * ldc, p += 8 * ldp)
+    for (int i = 0; i < columns; i += 32) {
+      V acc[8][2];
+      for (int h = 0; h < 8; ++h)
+        acc[h][0] = load(c + h * ldc + i), acc[h][1] = load(c + h * ldc + i + 16);
+      for (int j = 0; j < keys; j += 32) {
+        const bf16* row = piece[j / 32] + i;
+        for (int k = j; k < j + 32; k += 2, row += 2 * ld) {
+          Line line0, line1;
+          pair_lines(line0, line1, row, row + ld);
+          for (int h = 0; h < 8; ++h) {
+            acc[h][0] = dot_pair(acc[h][0], p + h * ldp + k, line0);
+            acc[h][1] = dot_pair(acc[h][1], p + h * ldp + k, line1);
+          }
+        }
+      }
+      for (int h = 0; h < 8; ++h)
+        store(c + h * ldc + i, acc[h][0]), store(c + h * ldc + i + 16, acc[h][1]);
+    }
 }
 
 // As mma_keys, m a multiple of 32.
@@ -120,7 +147,7 @@ static inline int key_products(int m, int np, bool half) {
 #endif
 
 // Whether rows stand twice in their panel, and how many of `padded` rows a product has to write when so many
-// are used.
+// are used; whether mma_row_values takes their values.
 #ifdef WEFT_FETCHING_PRODUCT
 static inline bool half_panel(int rows) {
   return rows <= kPanel / 2;
@@ -128,11 +155,17 @@ static inline bool half_panel(int rows) {
 static inline int product_rows(int padded, int used) {
   return min_int(padded, used);
 }
+static inline bool rows_as_values(int rows, int columns) {
+  return rows <= kPanel && columns % 32 == 0;
+}
 #else
 static inline bool half_panel(int) {
   return false;
 }
 static inline int product_rows(int padded, int) {
   return padded;
+}
+static inline bool rows_as_values(int, int) {
+  return false;
 }
 #endif

@@ -197,13 +197,13 @@ static inline void interleave(bf16* line, const bf16* row0, const bf16* row1) {
   _mm512_storeu_si512(line, _mm512_or_si512(x, _mm512_slli_epi32(y, 16)));
 }
 #ifndef WEFT_TILES
-// 32 columns: one look-up in both rows for each line. On Intel that is three turns of the one shuffle port.
-static inline void interleave(bf16* line0, bf16* line1, const bf16* row0, const bf16* row1) {
+// Two lines of 32 columns, a look-up in both rows for each. On Intel that is three turns of the one shuffle port.
+static inline void pair_lines(Line& line0, Line& line1, const bf16* row0, const bf16* row1) {
   const __m512i low = _mm512_cvtepu16_epi32(_mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
   const __m512i at = _mm512_or_si512(low, _mm512_slli_epi32(_mm512_add_epi32(low, _mm512_set1_epi32(32)), 16));
   const __m512i x = raw(row0), y = raw(row1);
-  _mm512_storeu_si512(line0, _mm512_permutex2var_epi16(x, at, y));
-  _mm512_storeu_si512(line1, _mm512_permutex2var_epi16(x, _mm512_add_epi16(at, _mm512_set1_epi16(16)), y));
+  line0 = _mm512_permutex2var_epi16(x, at, y);
+  line1 = _mm512_permutex2var_epi16(x, _mm512_add_epi16(at, _mm512_set1_epi16(16)), y);
 }
 #endif
 
