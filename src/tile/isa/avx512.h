@@ -11,6 +11,7 @@ using op_t = bf16;
 static constexpr bool kBf16Operands = true;
 // 16 accumulators: 12 x 2, 16 x 1 and more rows lost 5-15 % on Zen 4.
 static constexpr int kBlockRows = 8, kBlockPanels = 2, kSlimRows = 4, kSlimPanels = 4;
+static constexpr int kRowsPanels = 1;  // of codes beside 8 rows
 
 using V = __m512;
 struct M {
@@ -189,6 +190,11 @@ static inline void store_pairs(bf16* line, V x, V y) {
   const __m512i low = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
   const __m512i high = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(y)));
   _mm512_storeu_si512(line, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+}
+static inline Line pair_rounded(V x, V y) {  // the same line
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i turn = _mm512_or_si512(lane, _mm512_slli_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(16)), 16));
+  return _mm512_permutexvar_epi16(turn, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(y, x)));
 }
 // 16 columns of two rows side by side: one line of a panel whose k runs along rows
 static inline void interleave(bf16* line, const bf16* row0, const bf16* row1) {
