@@ -1,8 +1,8 @@
 // Packed GEMM and GEMV for every weight format, grouped over MLA heads, and the expert products of MoE.
 //
 // A unit of work is two panels (32 columns) of one group, for all rows: weights are read once per step.
-// Narrow formats are expanded to bf16 lines in blocks of k that stay in L1: fp8 128 k (its scale block), the
-// others 256.
+// Narrow formats are expanded to bf16 lines in blocks of k that stay in L1 (fp8: of one scale block); few rows
+// expand them in registers.
 
 static constexpr int kRowBlock = 32;   // rows of one product: two tiles on amx
 static constexpr int kRowSuper = 512;  // rows whose accumulators are kept while a k block is expanded once
@@ -180,13 +180,14 @@ static inline bool product_of_row(float* c, int ldc, const op_t* a, const Packed
   return false;
 }
 #else
-// Rows that share lines expanded in registers. From 64 rows on, lines in L1 are the faster ones of mxfp4, mxfp8
-// (6 and 3 %) and, at 512 rows, of every format (5 to 17 %; Zen 4).
+// Rows that share lines expanded in registers: so many of mxfp4, mxfp8 and int8, twice as many of the others.
+// Of more rows lines in L1 are the faster ones (512 rows: by 5 to 20 %; 64 rows of mxfp4 by 8 %; Zen 4).
 static constexpr int kCodeRows = 32;
-// m rows by the panels of units that follow each other: c [m, 16 panels]. False: many rows, or several of bf16.
+// m rows by the panels of units that follow each other: c [m, 16 panels]. False: many, or several of bf16.
 static inline bool product_of_codes(float* c, int ldc, const op_t* a, int lda, int m, const PackedWeight& w,
                                     const Unit* unit, int units) {
-  if (m > kCodeRows) return false;
+  const bool costly = w.format == WeightFormat::e4m3 || w.format == WeightFormat::f32;
+  if (m > (costly ? 2 : 1) * kCodeRows) return false;
   const Panels panels = panels_of(w, *unit);
   const int count = 2 * (units - 1) + unit[units - 1].panels;
   const auto row = [&](int r) { return Row{a + static_cast<size_t>(r) * lda, static_cast<size_t>(lda)}; };

@@ -258,10 +258,13 @@ static inline void block_sums(float* c, int ldc, Row a, const Panels& w, int p0,
   for (int r = 0; r < R; ++r)
     for (int p = 0; p < NP; ++p) store(c + r * ldc + kPanel * (p0 + p), sum[r][p]);
 }
-// an f32 scale per `block` k of a panel, on the sum of the block; the sum of blocks waits in c
+// an f32 scale per `block` k of a panel, on the sum of the block
 template <int R, int NP, class Steps>
 static inline void block_blocks(float* c, int ldc, Row a, const Panels& w, int p0, const Steps& steps,
                                 int block) {
+  const float* scale[NP];
+  for (int p = 0; p < NP; ++p) scale[p] = reinterpret_cast<const float*>(w.scales + (p0 + p) * w.scale_bytes);
+  V sum[R][NP];
   for (int k0 = 0; k0 < w.k; k0 += block) {
     V part[R][NP];
     for (int r = 0; r < R; ++r)
@@ -269,13 +272,12 @@ static inline void block_blocks(float* c, int ldc, Row a, const Panels& w, int p
     for (int k = k0; k < min_int(k0 + block, w.k); k += kStep, a.x += kStep)
       steps.template add<R, NP>(part, a, codes_at<NP, Steps>(w, p0, k), Unscaled{});
     for (int p = 0; p < NP; ++p) {
-      const V s = set1(reinterpret_cast<const float*>(w.scales + (p0 + p) * w.scale_bytes)[k0 / block]);
-      for (int r = 0; r < R; ++r) {
-        float* at = c + r * ldc + kPanel * (p0 + p);
-        store(at, k0 > 0 ? fma(part[r][p], s, load(at)) : part[r][p] * s);
-      }
+      const V s = set1(scale[p][k0 / block]);
+      for (int r = 0; r < R; ++r) sum[r][p] = k0 > 0 ? fma(part[r][p], s, sum[r][p]) : part[r][p] * s;
     }
   }
+  for (int r = 0; r < R; ++r)
+    for (int p = 0; p < NP; ++p) store(c + r * ldc + kPanel * (p0 + p), sum[r][p]);
 }
 // an E8M0 scale per step and column
 template <int R, int NP, class Steps>
