@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <map>
 #include <memory>
+#include <numeric>
 
 #include "app/bench_lab.h"
 #include "app/bench_rig.h"
@@ -11,6 +13,7 @@
 #include "base/check.h"
 #include "base/cpu.h"
 #include "base/memory.h"
+#include "graph/trace.h"
 
 namespace weft {
 namespace {
@@ -52,11 +55,38 @@ BenchRow measure(BenchRig& rig, const BenchOptions& options, BenchRow row, int t
   }
   row.tokens_per_s = median(rates);
   row.deviation = deviation(rates);
+  if (options.ops) {
+    rig.back_to(row.depth);
+    Trace trace(rig.model().parts().graph, rig.direct().threads());
+    rig.model().executor().trace(&trace);
+    const Clock::time_point start = Clock::now();
+    work();
+    row.wall = std::chrono::duration<double>(Clock::now() - start).count();
+    rig.model().executor().trace(nullptr);
+    row.busy = trace.busy();
+  }
   return row;
 }
 
+// Sums the nodes of each kind. bound: seconds of all threads, of every entry of row.costs.
+std::vector<OpShare> shares(const BenchRow& row, const std::vector<Node>& nodes,
+                            const std::vector<double>& bound, int threads) {
+  struct Sum {
+    double busy = 0, bound = 0;
+  };
+  std::map<std::string, Sum> sums;
+  for (size_t i = 0; i < row.busy.size(); ++i) sums[nodes[i].op].busy += row.busy[i];
+  for (size_t i = 0; i < bound.size(); ++i) sums[nodes[i % nodes.size()].op].bound += bound[i] * threads;
+  std::vector<OpShare> out;
+  for (const auto& [op, sum] : sums)
+    if (sum.busy > 0) out.push_back({op, sum.busy / (row.wall * threads), 100 * sum.bound / sum.busy});
+  std::sort(out.begin(), out.end(), [](const OpShare& a, const OpShare& b) { return a.share > b.share; });
+  return out;
+}
+
 // The bound of a test: every kernel at the rate of what bounds it, one after another.
-void add_bounds(std::vector<BenchRow>& rows, const KernelTable& kernels, int threads) {
+void add_bounds(std::vector<BenchRow>& rows, const std::vector<Node>& nodes, const KernelTable& kernels,
+                int threads) {
   if (rows.empty()) return;
   Prober prober(kernels, threads);
   double memory = 0, product = 0;
@@ -65,8 +95,10 @@ void add_bounds(std::vector<BenchRow>& rows, const KernelTable& kernels, int thr
     if (c.name == std::string_view("product")) product = prober.rate(c).value;
   }
   for (BenchRow& row : rows) {
-    double seconds = 0;
-    for (const Cost& cost : row.costs) seconds += std::max(cost.bytes / memory, cost.flops / product);
+    std::vector<double> bound;
+    for (const Cost& cost : row.costs) bound.push_back(std::max(cost.bytes / memory, cost.flops / product));
+    const double seconds = std::accumulate(bound.begin(), bound.end(), 0.0);
+    if (!row.busy.empty()) row.ops = shares(row, nodes, bound, threads);
     row.percent_of_bound = 100 * seconds * row.tokens_per_s / std::max(row.prompt, row.generated);
   }
 }
@@ -77,7 +109,10 @@ std::string test_name(const char* kind, int tokens, int depth) {
 
 Json report_json(const BenchReport& report) {
   Json out = Json::array();
-  for (const BenchRow& row : report.rows)
+  for (const BenchRow& row : report.rows) {
+    Json ops = Json::array();
+    for (const OpShare& op : row.ops)
+      ops.push_back({{"op", op.op}, {"share", op.share}, {"percent_of_bound", op.percent_of_bound}});
     out.push_back({{"model", report.model},
                    {"family", report.family},
                    {"test", row.test},
@@ -94,6 +129,8 @@ Json report_json(const BenchReport& report) {
                    {"weights_bytes", report.weights_bytes},
                    {"planned_bytes", report.planned_bytes},
                    {"peak_rss_bytes", report.peak_rss_bytes}});
+    if (!row.ops.empty()) out.back()["ops"] = std::move(ops);
+  }
   return out;
 }
 
@@ -106,6 +143,13 @@ void print_report(const BenchReport& report) {
     fmt::print("| {:<24} | {:<12} | {:<10} | {:>7} | {:<8} | {:<16} | {:>20} | {:>10.1f} |\n", report.model,
                report.family, human_bytes(report.weights_bytes), report.threads, report.isa, row.test,
                fmt::format("{:.2f} ± {:.2f}", row.tokens_per_s, row.deviation), row.percent_of_bound);
+  for (const BenchRow& row : report.rows) {
+    if (row.ops.empty()) continue;
+    fmt::print("\n| {:<24} | {:>9} | {:>10} |\n", row.test, "% of time", "% of bound");
+    fmt::print("| :{0:-<23} | {0:->8}: | {0:->9}: |\n", "");
+    for (const OpShare& op : row.ops)
+      fmt::print("| {:<24} | {:>9.1f} | {:>10.1f} |\n", op.op, 100 * op.share, op.percent_of_bound);
+  }
   fmt::print("\n{}; peak memory {}, planned {}\n", report.cpu, human_bytes(report.peak_rss_bytes),
              human_bytes(report.planned_bytes));
 }
@@ -156,7 +200,7 @@ BenchReport bench_model(const BenchOptions& options) {
             measure(rig, options, {test_name("tg", n, depth), 0, n, depth}, n, [&] { rig.generate(n); }));
   }
   report.peak_rss_bytes = peak_rss();  // before the ceilings, which take memory of their own
-  add_bounds(report.rows, rig.direct().kernels(), report.threads);
+  add_bounds(report.rows, rig.model().parts().graph.nodes(), rig.direct().kernels(), report.threads);
   return report;
 }
 
@@ -185,6 +229,7 @@ void add_bench(CLI::App& app) {
   list("-n,--n-gen", flags->bench.generations, "Tokens to generate, 0 = no such test (default: 128)");
   list("-d,--n-depth", flags->bench.depths, "Tokens in the caches before each test (default: 0)");
   model->add_option("-r,--repetitions", flags->bench.repeats, "Repeats (default: 5)")->type_name("N");
+  model->add_flag("--ops", flags->bench.ops, "Also what each kind of kernel took, in one more repeat");
   model->add_flag("--json", flags->json, "As JSON");
   model->callback([flags] {
     flags->bench.engine = engine_options(flags->common);

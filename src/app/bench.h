@@ -13,6 +13,14 @@ struct BenchOptions {
   EngineOptions engine;  // context 0: as much as the tests need
   std::vector<int> prompts = {512}, generations = {128}, depths = {0};
   int repeats = 5;
+  bool ops = false;  // one more repeat of every test, traced
+};
+
+// What the kernels of one kind took of a test.
+struct OpShare {
+  std::string op;
+  double share = 0;             // of the threads' time
+  double percent_of_bound = 0;  // 0: nothing to move or multiply is counted
 };
 
 struct BenchRow {
@@ -20,7 +28,10 @@ struct BenchRow {
   int prompt = 0, generated = 0, depth = 0;
   double tokens_per_s = 0;       // median of the repeats
   double deviation = 0;          // sample deviation, 0 for one repeat
-  std::vector<Cost> costs = {};  // of every kernel of one repeat
+  std::vector<Cost> costs = {};  // of one repeat: of every node of every step
+  std::vector<double> busy = {};  // of every node, seconds of all threads
+  double wall = 0;                // of that repeat, seconds
+  std::vector<OpShare> ops = {};  // the longest first
   double percent_of_bound = 0;   // what this machine could do at most with them, by the time taken
 };
 

@@ -45,6 +45,13 @@ std::vector<Trace::NodeSpan> Trace::last_step() const {
   return out;
 }
 
+std::vector<double> Trace::busy() const {
+  std::vector<double> out(graph_.nodes().size());
+  for (const std::vector<Event>& events : threads_)
+    for (const Event& e : events) out[e.node] += static_cast<double>(e.end - e.begin) * 1e-9;
+  return out;
+}
+
 namespace {
 
 constexpr int kThreads = 1, kStreams = 2;  // the two processes of the picture

@@ -27,6 +27,7 @@ class Trace {
     Cost cost;
   };
   std::vector<NodeSpan> last_step() const;  // per node
+  std::vector<double> busy() const;         // per node: seconds of all its tasks, of all steps
   // error: the file cannot be written.
   void write(const std::string& path) const;
 

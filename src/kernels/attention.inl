@@ -308,13 +308,6 @@ static inline void attend(const AttentionArgs& a, const StepHeader& step, Scratc
   for (int r = 0; r < rows; ++r) finish_row(a, t + r / heads, head0 + r % heads, row_sums(total, r));
 }
 
-// Whether ExpandedArgs takes this row.
-static inline bool expands(const StepHeader& step, int t, int below) {
-  const Span& span = step.span[step.span_of[t]];
-  const int block = step.position[t] / kKeyBlock * kKeyBlock;
-  return block < below && block >= span.position && block + kKeyBlock <= span.position + span.length;
-}
-
 static inline int keys_of(const AttentionArgs& a, const StepHeader& step, int t) {
   return a.list ? a.count[t] : step.position[t] + 1;
 }

@@ -1,6 +1,7 @@
-// How absorbed attention cuts the keys of a row: in segments, each summed from nothing, whose sums are folded
-// in their order. Where the cuts lie is a matter of the row alone (its number of keys), so that a row has the
-// same bits whether one task takes all of it or every segment is a task of its own.
+// Which rows absorbed attention leaves to the expanded form, and how it cuts the keys of the others: in segments,
+// each summed from nothing, whose sums are folded in their order. Where the cuts lie is a matter of the row alone
+// (its number of keys), so that a row has the same bits whether one task takes all of it or every segment is a task
+// of its own.
 //
 // Static, for the ISA units include it (base/dtype.h says why).
 #pragma once
@@ -36,6 +37,13 @@ static inline int attention_segments(const AttentionArgs& a, const StepHeader& s
   const int shortest = shortest_segment(a.heads), wanted = (longest + shortest - 1) / shortest;
   const int segments = wanted < 1 ? 1 : wanted < kMostSegments ? wanted : kMostSegments;
   return segments * step.tokens > kAttentionParts ? 1 : segments;
+}
+
+// Whether ExpandedArgs takes this row.
+static inline bool expands(const StepHeader& step, int t, int below) {
+  const Span& span = step.span[step.span_of[t]];
+  const int block = step.position[t] / kKeyBlock * kKeyBlock;
+  return block < below && block >= span.position && block + kKeyBlock <= span.position + span.length;
 }
 
 }  // namespace weft

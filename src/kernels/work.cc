@@ -13,22 +13,6 @@ double weight_bytes(const PackedWeight& w) { return static_cast<double>(w.code_b
 // Rows of f32 or operand values read and written once, `f` flops per value.
 Cost rows_cost(int rows, double values, double f) { return {rows * values * 4, rows * values * f}; }
 
-// Keys all rows of the step see, and the rows of the caches they cover.
-struct Seen {
-  double pairs = 0, keys = 0;
-};
-Seen seen_keys(const StepHeader& step, int limit) {
-  Seen seen;
-  for (int i = 0; i < step.spans; ++i) {
-    const Span& span = step.span[i];
-    for (int r = 0; r < span.length; ++r) seen.pairs += std::min(limit, span.position + r + 1);
-    seen.keys += std::min<double>(static_cast<double>(limit) * span.length, span.position + span.length);
-  }
-  return seen;
-}
-
-constexpr int kNoLimit = 1 << 30;
-
 // Rows of a span that the expanded form takes: whole aligned blocks of 64 below a position.
 struct Range {
   int from, to;  // positions
@@ -60,11 +44,11 @@ Cost cost(const RopeArgs& a, const StepHeader& s) { return rows_cost(s.tokens, 2
 Cost cost(const LatentArgs& a, const StepHeader& s) { return rows_cost(s.tokens, 2.0 * (a.latent + a.rope), 2); }
 Cost cost(const IndexKeyArgs& a, const StepHeader& s) { return rows_cost(s.tokens, 2.0 * a.dim, 4); }
 Cost cost(const IndexArgs& a, const StepHeader& s) {
-  const Seen seen = seen_keys(s, kNoLimit);
-  double scored = 0;  // rows that see no more than top-k are not scored
+  double scored = 0, keys = 0;  // rows that see no more than top-k are not scored
   for (int t = 0; t < s.tokens; ++t)
     if (s.position[t] + 1 > a.topk) scored += s.position[t] + 1;
-  return {scored > 0 ? seen.keys / a.pool * index_panel_bytes(a.format, a.dim, 2) / kPanel : 0, 2 * scored / a.pool * a.heads * a.dim};
+  for (int i = 0; i < s.spans; ++i) keys += s.span[i].position + s.span[i].length;
+  return {scored > 0 ? keys / a.pool * index_panel_bytes(a.format, a.dim, 2) / kPanel : 0, 2 * scored / a.pool * a.heads * a.dim};
 }
 Cost cost(const IndexPassesArgs& a, const StepHeader& s) {
   Cost c = cost(a.index, s);
@@ -76,8 +60,17 @@ Cost cost(const IndexMergeArgs& a, const StepHeader& s) {
 }
 Cost cost(const RecentArgs& a, const StepHeader& s) { return {s.tokens * a.width * 4.0, 0}; }
 Cost cost(const AttentionArgs& a, const StepHeader& s) {
-  const Seen seen = seen_keys(s, a.list ? a.width : kNoLimit);
-  return {seen.keys * latent_row_bytes(a.format, a.latent, a.rope, 2), 2 * seen.pairs * a.heads * (2.0 * a.latent + a.rope),
+  double pairs = 0, keys = 0;
+  for (int i = 0; i < s.spans; ++i) {
+    const Span& span = s.span[i];
+    double own = 0;
+    for (int t = span.begin; t < span.begin + span.length; ++t) {
+      const int seen = s.position[t] + 1;
+      if (!expands(s, t, a.expand_below)) own += a.list ? std::min(a.width, seen) : seen;
+    }
+    pairs += own, keys += std::min<double>(own, span.position + span.length);
+  }
+  return {keys * latent_row_bytes(a.format, a.latent, a.rope, 2), 2 * pairs * a.heads * (2.0 * a.latent + a.rope),
           s.tokens < 16 && attention_segments(a, s) == 1};  // heads of one token share the gathered rows
 }
 Cost cost(const AttentionMergeArgs& args, const StepHeader& s) {

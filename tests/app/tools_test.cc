@@ -1,5 +1,7 @@
 // weft inspect, plan, verify, bench.
 #include <cmath>
+#include <set>
+#include <string>
 
 #include "app/bench.h"
 #include "kernels/dispatch.h"
@@ -200,7 +202,7 @@ TEST(Bench, RunsEveryTestAtEveryDepth) {
     Scratch scratch;
     synthesize(tiny_spec(family), scratch / "m");
     const Ran ran = weft_command({"bench", "model", "-m", scratch / "m", "-p", "1,40", "-n", "0,1,3", "-d",
-                                  "0,70", "-r", "1", "-b", "32", "-t", "2", "--json"});
+                                  "0,70", "-r", "1", "-b", "32", "-t", "2", "--ops", "--json"});
     ASSERT_EQ(ran.code, 0) << family << ran.err;
     const Json j = ran.json();
     ASSERT_EQ(j.size(), 8u);
@@ -215,6 +217,12 @@ TEST(Bench, RunsEveryTestAtEveryDepth) {
       EXPECT_EQ(j[i]["threads"], 2);
       EXPECT_FALSE(j[i]["cpu"].get<std::string>().empty());
       EXPECT_GT(j[i]["peak_rss_bytes"].get<size_t>(), 0u);
+      double share = 0;
+      std::set<std::string> ops;
+      for (const Json& op : j[i]["ops"]) share += op["share"].get<double>(), ops.insert(op["op"]);
+      EXPECT_GT(share, 0);
+      EXPECT_LE(share, 1);
+      EXPECT_TRUE(ops.contains("gemm") && ops.contains("experts"));
     }
     EXPECT_EQ(j[5]["n_prompt"], 40);
     EXPECT_EQ(j[5]["n_gen"], 0);

@@ -211,6 +211,16 @@ TEST_P(Expanded, TheAbsorbedKernelComputesTheOthers) {
     const int position = 30 + t;
     EXPECT_EQ(out.untouched(t, 0), position >= 64 && position < 192) << "position " << position;
   }
+  // and nobody counts them as its work
+  const Cost own = cost(a, step.header);
+  double pairs = 0;
+  for (int t = 0; t < 170; ++t)
+    if (!out.untouched(t, 0)) pairs += 30 + t + 1;
+  EXPECT_EQ(own.flops, 2 * pairs * 3 * (2 * 20 + 4));
+  EXPECT_EQ(own.bytes, 200.0 * latent_row_bytes(a.format, 20, 4, 2));
+  const TestStep blocks({{64, 128, 0}}, 200, 2, Prompt::kSeed);
+  EXPECT_EQ(cost(a, blocks.header).flops, 0);
+  EXPECT_EQ(cost(a, blocks.header).bytes, 0);
 }
 
 WEFT_KERNEL_TESTS(Expanded);
