@@ -84,6 +84,13 @@ std::vector<OpShare> shares(const BenchRow& row, const std::vector<Node>& nodes,
   return out;
 }
 
+// A stranger on the machine makes a ceiling lower for a fraction of a second, and every percentage higher.
+double best_rate(Prober& prober, const Ceiling& ceiling) {
+  double best = 0;
+  for (int i = 0; i < 5; ++i) best = std::max(best, prober.rate(ceiling).value);
+  return best;
+}
+
 // The bound of a test: every kernel at the rate of what bounds it, one after another.
 void add_bounds(std::vector<BenchRow>& rows, const std::vector<Node>& nodes, const KernelTable& kernels,
                 int threads) {
@@ -91,8 +98,8 @@ void add_bounds(std::vector<BenchRow>& rows, const std::vector<Node>& nodes, con
   Prober prober(kernels, threads);
   double memory = 0, product = 0;
   for (const Ceiling& c : prober.ceilings()) {
-    if (c.name == std::string_view("dram read")) memory = prober.rate(c).value;
-    if (c.name == std::string_view("product")) product = prober.rate(c).value;
+    if (c.name == std::string_view("dram read")) memory = best_rate(prober, c);
+    if (c.name == std::string_view("product")) product = best_rate(prober, c);
   }
   for (BenchRow& row : rows) {
     std::vector<double> bound;

@@ -328,17 +328,31 @@ struct ProductScratch {
         lines(s.take<bf16>(4 * kExpandK * kPanel)) {}
 };
 
+// Rows of a result lie a page apart, where no hardware prefetcher follows: waiting for them was 14 % of 1024 x 1024
+// at 512 rows. Asked for 8 rows ahead they are there (5.45 -> 5.01 ms); 16 does no better.
+static constexpr int kFinishAhead = 8;
+template <class T>
+static inline void prefetch_result(const T* at, int n) {
+  constexpr int kLine = 64 / sizeof(T);
+  for (int i = 0; i < n; i += kLine) __builtin_prefetch(at + i, 1);
+}
+
 static inline void finish(const GemmArgs& g, const float* c, int ldc, int row0, int rows, int group, int pair,
                           int pairs) {
   const int n = g.epilogue == Epilogue::activate ? g.w.n / 2 : g.w.n;
   const int width = g.epilogue == Epilogue::activate ? kPanel : kUnitColumns;
   const int column = pair * width, last = min_int(width, n - column);
+  const bool singles = g.epilogue == Epilogue::store_f32 || g.epilogue == Epilogue::add_f32;
   for (int r = 0; r < rows; ++r) {
     const float* x = c + static_cast<size_t>(r) * ldc;
     const size_t at =
         static_cast<size_t>(row0 + r) * g.ld_out + static_cast<size_t>(group) * g.out_group + column;
     float* f = static_cast<float*>(g.out) + at;
     op_t* o = static_cast<op_t*>(g.out) + at;
+    if (r + kFinishAhead < rows) {
+      const size_t ahead = static_cast<size_t>(kFinishAhead) * g.ld_out;
+      singles ? prefetch_result(f + ahead, last) : prefetch_result(o + ahead, last);
+    }
     for (int i = 0; i < last; i += 16) {
       const V y = load(x + i);
       const int left = last - i;
